@@ -1,0 +1,263 @@
+"""The values that pass between the parts of gpuhook: frozen, compared by content, made at the edge and never changed.
+
+Hot path: imports nothing. `value` does what a frozen dataclass does without the 17 ms that `dataclasses` costs at
+each container start; type checkers see it as one (PEP 681).
+"""
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, TypeVar, dataclass_transform
+
+    T = TypeVar("T")
+    JSON = None | bool | int | float | str | list["JSON"] | dict[str, "JSON"]
+
+    @dataclass_transform(frozen_default=True)
+    def value(cls: type[T]) -> type[T]:  # noqa: ARG001
+        """Make a frozen value class of an annotated class body."""
+        raise AssertionError
+else:
+
+    def value(cls):
+        """Make a frozen value class of an annotated class body."""
+        fields = tuple(cls.__annotations__)
+        body = {name: item for name, item in cls.__dict__.items() if name not in ("__dict__", "__weakref__")}
+        defaults = {name: body.pop(name) for name in fields if name in body}
+        body.update(__slots__=fields, _defaults=defaults, __init__=_init, __eq__=_eq, __hash__=_hash, __repr__=_repr)
+        body.update(__setattr__=_refuse, __delattr__=_refuse)
+        return type(cls)(cls.__name__, cls.__bases__, body)
+
+
+def _init(self: "Any", *args: object, **named: object) -> None:
+    put = object.__setattr__
+    fields = self.__slots__
+    if len(args) > len(fields):
+        raise TypeError(f"{type(self).__name__} takes {len(fields)} values, not {len(args)}")
+    for name, item in zip(fields, args, strict=False):
+        put(self, name, item)
+    for name in fields[len(args) :]:
+        if name in named:
+            put(self, name, named.pop(name))
+        elif name in self._defaults:
+            put(self, name, self._defaults[name])
+        else:
+            raise TypeError(f"{type(self).__name__} lacks {name}")
+    if named:
+        raise TypeError(f"{type(self).__name__} has no {', '.join(named)}")
+
+
+def _eq(self: "Any", other: object) -> bool:
+    return type(self) is type(other) and astuple(self) == astuple(other)
+
+
+def _hash(self: "Any") -> int:
+    return hash(astuple(self))
+
+
+def _repr(self: "Any") -> str:
+    return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in self.__slots__)})"
+
+
+def _refuse(self: "Any", name: str, *_: object) -> None:
+    raise AttributeError(f"{type(self).__name__} is frozen: {name}")
+
+
+def astuple(item: "Any") -> tuple[object, ...]:
+    """The fields of a value, in order (one level deep)."""
+    return tuple([getattr(item, name) for name in item.__slots__])
+
+
+def replace(item: "T", **changes: object) -> "T":
+    """A copy of a value with some fields changed."""
+    fields: Any = {name: getattr(item, name) for name in item.__slots__}  # type: ignore[attr-defined]
+    return type(item)(**{**fields, **changes})
+
+
+# --- what this host has -----------------------------------------------------------------------------------------
+
+
+@value
+class Gpu:
+    """One GPU as NVML describes it.
+
+    `bus_id` is `dddddddd:bb:dd.f` in lower case with eight digits of domain. `brand` is the requirement language's word
+    in lower case (`tesla`, `geforcertx`, ...). `error` is empty for a GPU that answers; else what NVML said of it, and
+    then every field that it did not answer is empty.
+    """
+
+    index: int
+    uuid: str
+    minor: int
+    bus_id: str
+    name: str
+    brand: str
+    arch: tuple[int, ...]
+    error: str = ""
+
+
+@value
+class FileId:
+    """What tells one state of a file from another: st_dev, st_ino, st_size, st_mtime_ns, st_ctime_ns."""
+
+    dev: int
+    ino: int
+    size: int
+    mtime: int
+    ctime: int
+
+
+@value
+class DriverFile:
+    """One file of the driver's user space that a container may get.
+
+    `path` is absolute below the driver root and free of symbolic links. `kind` is `library`, `binary` or `firmware`.
+    `capability` is a word of NVIDIA_DRIVER_CAPABILITIES, or `*` where every container that has a driver gets it.
+    `name` is the file name inside the container. `links` are further names in the same directory that lead to it: the
+    ELF soname first, development links after it. `bits` is 64 or 32 for a library, else 0.
+    """
+
+    path: str
+    kind: str
+    capability: str
+    name: str
+    id: FileId
+    soname: str = ""
+    links: tuple[str, ...] = ()
+    bits: int = 0
+
+
+@value
+class Node:
+    """A character device of the driver as it is now; `path` is below the dev root and in the container."""
+
+    path: str
+    major: int
+    minor: int
+    mode: int
+    uid: int
+    gid: int
+
+
+@value
+class Record:
+    """What is known of this host's driver: read once, kept until its key no longer matches (design, decision 5).
+
+    `id` names this state of the driver. `driver` is the version of the loaded kernel module, `cuda` the CUDA level that
+    it supports; `cuda_assumed` is true where the level comes from the branch table. `machine` is the ELF machine of the
+    libraries (`x86-64`, `aarch64`).
+    """
+
+    id: str
+    driver: str
+    cuda: tuple[int, ...]
+    cuda_assumed: bool
+    machine: str
+    gpus: tuple[Gpu, ...]
+    files: tuple[DriverFile, ...]
+
+
+# --- what a container asks for ----------------------------------------------------------------------------------
+
+
+@value
+class Container:
+    """What a decision needs of an OCI bundle's config.json, and nothing more.
+
+    `env` keeps order and repeats, only entries with `=`, as (name, value). `privileged` is CAP_SYS_ADMIN in the
+    bounding set, as NVIDIA's stack has it. `mounts` are (source, destination); `root` is the absolute rootfs path.
+    """
+
+    env: tuple[tuple[str, str], ...]
+    annotations: tuple[tuple[str, str], ...] = ()
+    mounts: tuple[tuple[str, str], ...] = ()
+    privileged: bool = False
+    sandbox: bool = False
+    root: str = ""
+    readonly: bool = False
+
+
+@value
+class Demand:
+    """One requirement of the image, not yet parsed: the variable or annotation that states it, and its text."""
+
+    origin: str
+    text: str
+
+
+@value
+class Request:
+    """What a container asks for. `devices` are the cleaned tokens: `("all",)`, ids in their order, or `()` for `none`.
+
+    `origin` says which variable asked. `warnings` are sentences for the log and for `explain`.
+    """
+
+    devices: tuple[str, ...]
+    origin: str
+    capabilities: tuple[str, ...]
+    demands: tuple[Demand, ...] = ()
+    disabled_by: str = ""  # what switched the requirement check off: a variable or configuration key, or empty
+    warnings: tuple[str, ...] = ()
+    near_misses: tuple[str, ...] = ()  # variables that look like NVIDIA_DISABLE_REQUIRE and are not
+
+
+# --- what the image is ------------------------------------------------------------------------------------------
+
+
+@value
+class Image:
+    """What gpuhook learned of the container's root by handle; all of it is hostile data, checked.
+
+    `loader` is `glibc`, `musl` or `` (none). `machine` is that of the loader (`x86-64`, `aarch64`), or ``. `libdir` is
+    where libraries go (absolute, in the container). `compat` is the directory of the image's forward-compatibility
+    libraries (or ``), `compat_version` the driver version in their libcuda's file name, `compat_names` their sonames.
+    `cover` are absolute paths of the image's own regular files that carry a driver library's name, as
+    (path, name of our library): each must show the host's library instead.
+    """
+
+    loader: str
+    machine: str
+    libdir: str
+    compat: str = ""
+    compat_version: str = ""
+    compat_names: tuple[str, ...] = ()
+    cover: tuple[tuple[str, str], ...] = ()
+
+
+# --- what will be done ------------------------------------------------------------------------------------------
+
+
+@value
+class Bind:
+    """Bind the host object `source` (below the driver root) at `target` in the container. `kind` as in DriverFile, or
+    `socket`, `directory`. An optional one that cannot be made is left out with a warning."""
+
+    source: str
+    target: str
+    kind: str
+    optional: bool = False
+    reason: str = ""
+
+
+@value
+class Link:
+    """Make `target` a symbolic link with the text `text`; what stood there as a link or is our own is replaced."""
+
+    target: str
+    text: str
+    reason: str = ""
+
+
+@value
+class LoaderCache:
+    """Make the container's loader find `entries` (name, absolute path) before all others, and later ldconfigs agree."""
+
+    entries: tuple[tuple[str, str], ...]
+    directories: tuple[str, ...]
+    reason: str = ""
+
+
+@value
+class Plan:
+    """All that the hook will do to one container, in order."""
+
+    steps: tuple["Bind | Link | LoaderCache", ...]
+    warnings: tuple[str, ...] = ()
