@@ -1,0 +1,289 @@
+"""Read and write glibc's loader cache (`/etc/ld.so.cache`) and the configuration that `ldconfig` makes it from.
+
+No ldconfig is run: the container's could be anything, the host's knows other directories. The image's files are hostile
+data, read by handle and within bounds; what does not parse is left out and said so.
+
+The file (glibc, sysdeps/generic/dl-cache.h), little endian: a header of 48 bytes, entries of 24 bytes sorted for the
+loader's binary search, NUL-terminated strings, and a directory of extensions that names the `glibc-hwcaps` directories.
+ldconfig before glibc 2.32 puts a table for libc5-time loaders in front of it.
+
+Hot path: only bytes methods, no object per entry.
+"""
+
+from _struct import Struct
+
+from gpuhook.model import value
+
+# ABI flags of a cache entry: 3 is "ELF, libc6", the byte above it says for which machine
+FLAGS = {"x86-64": 0x0303, "aarch64": 0x0A03}
+
+LIMIT_FILE = 16 << 20  # bytes of a cache
+LIMIT_ENTRIES = 32768  # a desktop has 3000
+LIMIT_STRINGS = 8 << 20  # all names and paths together: entries may share strings, so the file's size is no bound
+LIMIT_NAME = 4096  # bytes of a name or a path
+
+_MAGIC = b"glibc-ld.so.cache1.1"
+_OLD_MAGIC = b"ld.so-1.7.0"
+_EXTENSION_MAGIC = 0xEAA42174
+_GENERATOR = b"gpuhook"
+_TAG_GENERATOR = 0
+_TAG_HWCAPS = 1
+_HWCAP_EXTENSION = 1 << 62  # the low 32 bits are then an index into the hwcaps strings; bits 32 to 41 an ISA level
+_LITTLE_ENDIAN = 2
+
+_HEADER = Struct("<IIB3xI12x")  # entries, bytes of strings, byte order, file offset of the extensions
+_ROW = Struct("<IIIIQ")  # flags, offset of the name, offset of the path, kernel version, hwcap
+_PAIR = Struct("<II")
+_SECTION = Struct("<IIII")  # tag, flags, file offset, size
+
+_DIGITS = b"0123456789"
+_COLLAPSE = bytes.maketrans(_DIGITS, b"0" * 10)
+_ABOVE = bytes.maketrans(_DIGITS, bytes(range(0xE0, 0xEA)))
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    # flags, name, path, kernel version, hwcap
+    Raw = tuple[int, bytes, bytes, int, int]
+
+
+@value
+class Entry:
+    """One entry of a loader cache: the loader finds `name` at `path` (absolute, below the cache's root).
+
+    `flags` is the ABI (`FLAGS`). `hwcap` is glibc's word for special hardware, 0 for a library for any; `subdirectory`
+    is the `glibc-hwcaps` directory that the word stands for, or ``. Bytes that are not UTF-8 are surrogate-escaped.
+    """
+
+    name: str
+    path: str
+    flags: int
+    hwcap: int = 0
+    subdirectory: str = ""
+
+
+def parse(data: bytes) -> tuple[Entry, ...]:
+    """The entries of a cache in their order; the newer format, alone or behind the old one.
+
+    Entries that no loader could use or that would confuse one are left out: a path that is not absolute, a newline, a
+    string longer than `LIMIT_NAME`, a number of more than nine digits (the loader's int overflows), a name that is not
+    ASCII (its place in the order differs between machines). Raises ValueError with the reason where the structure is
+    broken.
+    """
+    rows, hwcaps = _decode(data)
+    return tuple([_entry(row, hwcaps) for row in rows])
+
+
+def merge(
+    old: "bytes | None", ours: "tuple[tuple[str, str], ...]", machine: str, extra: "Iterable[Entry]" = ()
+) -> bytes:
+    """A cache in which the loader of `machine` finds `ours` (name, path) before anything of the same name.
+
+    Entries of `old` stay, but those for the same machine under one of our names; `extra` is added where neither has the
+    name for that machine. Deterministic, and merging the result once more with the same `ours` gives the same bytes.
+    Raises ValueError where `old` is broken: whoever calls then says so and passes None.
+    """
+    rows, hwcaps = ([], ()) if old is None else _decode(old)
+    abi = FLAGS[machine]
+    wanted: dict[bytes, bytes] = {}
+    for name, path in ours:
+        wanted.setdefault(_bytes(name), _bytes(path))
+    # The loader takes libcuda.so.01 for libcuda.so.1, so names are compared as it compares them. An ABI of 1 (ELF for
+    # any libc) matches everywhere.
+    keys = _keys([row[1] for row in rows])
+    own_keys = _keys(list(wanted))
+    taken = set(own_keys)
+    order = [
+        ((key, row[0], row[4]), row)
+        for key, row in zip(keys, rows, strict=True)
+        if key not in taken or (row[0] != abi and row[0] != 1)
+    ]
+    order += [((key, abi, 0), (abi, *item, 0, 0)) for key, item in zip(own_keys, wanted.items(), strict=True)]
+    added = [(entry.flags, _bytes(entry.name), _bytes(entry.path), 0, 0) for entry in extra if not entry.hwcap]
+    if added:
+        known = {item[0][:2] for item in order}
+        for key, row in zip(_keys([row[1] for row in added]), added, strict=True):
+            if (key, row[0]) not in known:
+                known.add((key, row[0]))
+                order.append(((key, row[0], 0), row))
+    order.sort(key=_place, reverse=True)  # keeps the order of equals
+    return _encode([item[1] for item in order], hwcaps)
+
+
+def _place(item: "tuple[tuple[bytes, int, int], Raw]") -> "tuple[bytes, int, int]":
+    return item[0]
+
+
+def _entry(row: "Raw", hwcaps: "tuple[bytes, ...]") -> Entry:
+    flags, name, path, _, hwcap = row
+    special = hwcaps[hwcap & 0xFFFFFFFF] if _is_extension(hwcap) else b""
+    return Entry(_text(name), _text(path), flags, hwcap, _text(special))
+
+
+def _is_extension(hwcap: int) -> bool:
+    return hwcap >> 42 == _HWCAP_EXTENSION >> 42
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _decode(data: bytes) -> "tuple[list[Raw], tuple[bytes, ...]]":
+    """The usable entries and the names of the hwcaps directories that they refer to."""
+    base = _start(data)
+    count, length, order, extension = _HEADER.unpack_from(data, base + len(_MAGIC))
+    table = base + 48 + count * _ROW.size
+    end = table + length
+    if order & 3 not in (0, _LITTLE_ENDIAN):
+        raise ValueError("it is not little endian")
+    if count > LIMIT_ENTRIES:
+        raise ValueError(f"{count} entries, at most {LIMIT_ENTRIES} are accepted")
+    if end > len(data):
+        raise ValueError(f"truncated: {count} entries and their strings end at {end}, the file at {len(data)}")
+    strings = data[table:end] + b"\0"
+    hwcaps = _hwcaps(data, base, extension)
+    start = table - base
+    find = strings.find
+    total = 0
+    rows: list[Raw] = []
+    for flags, key, path, kernel, hwcap in _ROW.iter_unpack(memoryview(data)[base + 48 : table]):
+        key -= start  # noqa: PLW2901 - a name for each would cost a tenth of the time
+        path -= start  # noqa: PLW2901
+        if key < 0 or path < 0 or (hwcap >= _HWCAP_EXTENSION and not _known(hwcap, hwcaps)):
+            continue
+        key_end = find(0, key, key + LIMIT_NAME + 1)
+        path_end = find(0, path, path + LIMIT_NAME + 1)
+        if key_end <= key or path_end <= path:
+            continue
+        total += key_end - key + path_end - path
+        if total > LIMIT_STRINGS:
+            raise ValueError(f"names and paths of more than {LIMIT_STRINGS} bytes")
+        if strings[path] == 0x2F:
+            rows.append((flags, strings[key:key_end], strings[path:path_end], kernel, hwcap))
+    # one look at all strings tells whether a look at each is needed
+    if not (b"\n" not in strings and strings.isascii() and b"0" * 10 not in strings.translate(_COLLAPSE)):
+        rows = [row for row in rows if _is_usable(row[1], row[2])]
+    return rows, hwcaps
+
+
+def _is_usable(name: bytes, path: bytes) -> bool:
+    return b"\n" not in name and b"\n" not in path and name.isascii() and b"0" * 10 not in name.translate(_COLLAPSE)
+
+
+def _known(hwcap: int, hwcaps: "tuple[bytes, ...]") -> bool:
+    """Whether an entry's hwcap word names a directory that the cache lists, or is one of the older kind."""
+    return not _is_extension(hwcap) or hwcap & 0xFFFFFFFF < len(hwcaps)
+
+
+def _start(data: bytes) -> int:
+    """Where the newer format's header begins."""
+    if len(data) > LIMIT_FILE:
+        raise ValueError(f"{len(data)} bytes, at most {LIMIT_FILE} are accepted")
+    base = 0
+    if data.startswith(_OLD_MAGIC):
+        if len(data) < 16:
+            raise ValueError("truncated in the header")
+        base = (16 + 12 * int.from_bytes(data[12:16], "little") + 7) & ~7
+    if not data.startswith(_MAGIC, base):
+        raise ValueError("it does not begin as a loader cache does")
+    if len(data) < base + 48:
+        raise ValueError("truncated in the header")
+    return base
+
+
+def _hwcaps(data: bytes, base: int, offset: int) -> "tuple[bytes, ...]":
+    """The names of the `glibc-hwcaps` directories from the extensions; none where the extensions are broken.
+
+    glibc before 2.33 has nothing there and may leave anything in the field.
+    """
+    size = len(data)
+    if not offset or offset & 3 or offset + 8 > size:
+        return ()
+    magic, sections = _PAIR.unpack_from(data, offset)
+    if magic != _EXTENSION_MAGIC or sections > 64 or offset + 8 + sections * _SECTION.size > size:
+        return ()
+    for place in range(offset + 8, offset + 8 + sections * _SECTION.size, _SECTION.size):
+        tag, _, at, length = _SECTION.unpack_from(data, place)
+        if tag == _TAG_HWCAPS:
+            if length > 4 * 256 or length & 3 or at + length > size:
+                return ()
+            words = [int.from_bytes(data[i : i + 4], "little") + base for i in range(at, at + length, 4)]
+            names = [data[word : data.find(0, word, word + 256)] for word in words]
+            return tuple(names) if all(names) else ()
+    return ()
+
+
+def _keys(names: "list[bytes]") -> "list[bytes]":
+    """For each name, bytes that compare as the loader compares names (`_dl_cache_libcmp`).
+
+    Runs of digits count as numbers, and a digit is above all else. A one-digit number is one byte from 0xe0; a longer
+    one has its length in a byte from 0xf0 before its digits. Names are ASCII without NUL.
+    """
+    if not names:
+        return []
+    joined = b"\0".join(names)
+    quick = joined.translate(_ABOVE).split(b"\0")
+    collapsed = joined.translate(_COLLAPSE).split(b"\0")
+    return [
+        _slow_key(name) if b"00" in shape else key for name, shape, key in zip(names, collapsed, quick, strict=True)
+    ]
+
+
+def _slow_key(name: bytes) -> bytes:
+    key = bytearray()
+    digits = bytearray()
+    for byte in name + b"\0":
+        if 0x30 <= byte <= 0x39:
+            digits.append(byte)
+            continue
+        if digits:
+            number = digits.lstrip(b"0") or b"0"
+            if len(number) == 1:
+                key += number.translate(_ABOVE)
+            else:
+                key.append(0xF0 + len(number))
+                key += number
+            digits.clear()
+        key.append(byte)
+    del key[-1]
+    return bytes(key)
+
+
+def _encode(rows: "list[Raw]", hwcaps: "tuple[bytes, ...]") -> bytes:
+    start = 48 + len(rows) * _ROW.size
+    at = start
+    strings: list[bytes] = []
+    packed: list[bytes] = []
+    pack = _ROW.pack
+    for flags, name, path, kernel, hwcap in rows:
+        where = at
+        strings.append(path)
+        at += len(path) + 1
+        if path.endswith(name):
+            key = at - 1 - len(name)
+        else:
+            key = at
+            strings.append(name)
+            at += len(name) + 1
+        packed.append(pack(flags, key, where, kernel, hwcap))
+    words = bytearray()
+    for name in hwcaps:
+        words += at.to_bytes(4, "little")
+        strings.append(name)
+        at += len(name) + 1
+    strings.append(b"")
+    table = b"\0".join(strings)
+    extension = (at + 3) & ~3
+    sections = 2 if hwcaps else 1
+    content = extension + 8 + sections * _SECTION.size
+    directory = _PAIR.pack(_EXTENSION_MAGIC, sections)
+    if hwcaps:  # first, as the array must lie at a multiple of 4
+        directory += _SECTION.pack(_TAG_HWCAPS, 0, content, len(words))
+    directory += _SECTION.pack(_TAG_GENERATOR, 0, content + len(words), len(_GENERATOR))
+    header = _MAGIC + _HEADER.pack(len(rows), len(table), _LITTLE_ENDIAN, extension)
+    return b"".join((header, *packed, table, bytes(extension - at), directory, words, _GENERATOR))
