@@ -1,0 +1,231 @@
+"""The only door to the kernel: one function per system call, named as the kernel names it.
+
+Hot path: imports only built-in modules. The calls that CPython 3.11 does not offer go through `syscall(2)` of libc by
+`_ctypes` with one small function-pointer class, which saves the 3 ms of `import ctypes`; where the private module is
+not as expected, `ctypes` itself is used. Every descriptor made here is close-on-exec. Errors are OSError with the name
+of the call; a call that the kernel lacks is GpuhookError `kernel-too-old`, which names the call and its version.
+"""
+
+import errno
+import posix
+import sys
+
+from gpuhook.errors import GpuhookError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# include/uapi/linux/fcntl.h, openat2.h, mount.h: the same on x86-64 and arm64
+AT_EMPTY_PATH = 0x1000
+AT_SYMLINK_NOFOLLOW = 0x100
+RESOLVE_NO_XDEV = 0x01
+RESOLVE_NO_MAGICLINKS = 0x02
+RESOLVE_NO_SYMLINKS = 0x04
+RESOLVE_BENEATH = 0x08
+RESOLVE_IN_ROOT = 0x10
+OPEN_TREE_CLONE = 1
+MOVE_MOUNT_F_EMPTY_PATH = 0x04
+MOVE_MOUNT_T_EMPTY_PATH = 0x40
+MOUNT_ATTR_RDONLY = 0x01
+MOUNT_ATTR_NOSUID = 0x02
+MOUNT_ATTR_NODEV = 0x04
+MOUNT_ATTR_NOEXEC = 0x08
+MS_PRIVATE = 1 << 18
+MNT_DETACH = 2
+UMOUNT_NOFOLLOW = 8
+CLONE_NEWNS = 0x00020000
+PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
+TMPFS_MAGIC = 0x01021994
+O_PATH = 0x200000  # os.O_PATH: in `posix` from 3.10 on; the value is the same on both architectures
+O_CLOEXEC = posix.O_CLOEXEC
+O_NOFOLLOW = posix.O_NOFOLLOW
+
+# name -> (number, first kernel that has it). Numbers from 424 on are the same everywhere; older ones by machine.
+_X86_64 = posix.uname().machine == "x86_64"
+_CALLS = {
+    "setns": (308 if _X86_64 else 268, "3.0"),
+    "umount2": (166 if _X86_64 else 39, "2.1"),
+    "prctl": (157 if _X86_64 else 167, "2.1"),
+    "open_tree": (428, "5.2"),
+    "move_mount": (429, "5.2"),
+    "close_range": (436, "5.9"),
+    "openat2": (437, "5.6"),
+    "mount_setattr": (442, "5.12"),
+}
+
+# openat2 answers EAGAIN when anything on the system was renamed meanwhile; libpathrs and securejoin bound it so too.
+_OPENAT2_TRIES = 128
+
+
+def _bind() -> "Callable[..., int]":
+    """libc's syscall(2) as a function of (number, arguments: int or bytes) that returns -errno on failure."""
+    function: Callable[..., int]
+    try:
+        import _ctypes as c  # noqa: PLC0415
+
+        class c_long(c._SimpleCData):  # type: ignore[type-arg]
+            _type_ = "l"
+
+        class Syscall(c.CFuncPtr):
+            _flags_ = c.FUNCFLAG_CDECL | c.FUNCFLAG_USE_ERRNO
+            _restype_ = c_long
+
+        function = Syscall(c.dlsym(c.dlopen(None, 0), "syscall"))  # type: ignore[arg-type]
+        get_errno = c.get_errno
+    except (ImportError, AttributeError, TypeError, OSError):
+        from ctypes import CDLL, c_long, get_errno  # type: ignore[assignment] # noqa: PLC0415
+
+        libc = CDLL(None, use_errno=True)
+        libc.syscall.restype = c_long
+        function = libc.syscall
+
+    def call(number: int, *args: int | bytes) -> int:
+        result = function(c_long(number), *[item if type(item) is bytes else c_long(item) for item in args])
+        return result if result != -1 else -get_errno()
+
+    return call
+
+
+_syscall: "Callable[..., int] | None" = None
+
+
+def _call(name: str, *args: int | bytes) -> int:
+    global _syscall  # noqa: PLW0603 - bound at first use: the shim never needs it
+    if _syscall is None:
+        _syscall = _bind()
+    number, since = _CALLS[name]
+    result = _syscall(number, *args)
+    if result >= 0:
+        return result
+    if result == -errno.ENOSYS:
+        raise GpuhookError(
+            "kernel-too-old",
+            f"this kernel ({posix.uname().release}) does not offer {name}, which Linux {since} brought",
+            f"run a kernel of version 5.12 or newer, or let the sandbox around gpuhook permit {name}",
+        )
+    raise OSError(-result, f"{name}: {posix.strerror(-result)}")
+
+
+def openat2(dir_fd: int, path: str, flags: int, resolve: int, mode: int = 0) -> int:
+    """Open `path` below `dir_fd` under the RESOLVE_* rules. OSError: EXDEV/ELOOP where a rule forbids the path."""
+    how = _u64(flags | O_CLOEXEC) + _u64(mode) + _u64(resolve)
+    name = _path(path)
+    for _ in range(_OPENAT2_TRIES):
+        try:
+            return _call("openat2", dir_fd, name, how, len(how))
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EINTR):
+                raise
+    raise OSError(errno.EAGAIN, f"openat2: names kept changing under {path!r}")
+
+
+def open_tree(dir_fd: int, path: str, flags: int) -> int:
+    """A handle of a mount; with OPEN_TREE_CLONE, of a detached copy that nobody else sees."""
+    return _call("open_tree", dir_fd, _path(path), flags | O_CLOEXEC)
+
+
+def mount_setattr(fd: int, attributes: int, propagation: int) -> None:
+    """Set MOUNT_ATTR_* and the propagation of the mount that `fd` is a handle of."""
+    attr = _u64(attributes) + _u64(0) + _u64(propagation) + _u64(0)
+    _call("mount_setattr", fd, b"\0", AT_EMPTY_PATH, attr, len(attr))
+
+
+def move_mount(source_fd: int, target_fd: int) -> None:
+    """Attach the detached mount of one handle at the object of the other."""
+    flags = MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH
+    _call("move_mount", source_fd, b"\0", target_fd, b"\0", flags)
+
+
+def umount2(path: str, flags: int) -> None:
+    """Detach the mount at `path`, relative to the current directory."""
+    _call("umount2", _path(path), flags)
+
+
+def setns(fd: int, kind: int) -> None:
+    """Enter a namespace (CPython has it from 3.12 on)."""
+    _call("setns", fd, kind)
+
+
+def prctl(option: int, argument: int) -> None:
+    """Change one property of this process."""
+    _call("prctl", option, argument, 0, 0, 0)
+
+
+def close_range(first: int) -> None:
+    """Close every descriptor from `first` on; kernels before 5.9 by a loop."""
+    try:
+        _call("close_range", first, 0xFFFFFFFF, 0)
+    except GpuhookError:
+        posix.closerange(first, 65536)
+
+
+def read_file(path: str, limit: int, dir_fd: int | None = None) -> bytes:
+    """The content of a host file. OSError as open(2), read(2); EFBIG where it is longer than `limit` bytes."""
+    fd = posix.open(path, posix.O_RDONLY | O_CLOEXEC | posix.O_NONBLOCK, dir_fd=dir_fd)
+    try:
+        return read_fd(fd, limit)
+    finally:
+        posix.close(fd)
+
+
+def read_fd(fd: int, limit: int) -> bytes:
+    """What is left to read of a descriptor. OSError EFBIG where that is more than `limit` bytes."""
+    data = posix.read(fd, limit + 1)
+    if not data:
+        return data
+    parts = [data]
+    size = len(data)
+    while size <= limit:
+        data = posix.read(fd, limit + 1 - size)
+        if not data:
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+        parts.append(data)
+        size += len(data)
+    raise OSError(errno.EFBIG, f"longer than {limit} bytes")
+
+
+def write_fd(fd: int, data: bytes) -> None:
+    """Write all of `data`."""
+    view = memoryview(data)
+    while view:
+        view = view[posix.write(fd, view) :]
+
+
+def write_beside(path: str, data: bytes, mode: int, *, sync: bool = False) -> None:
+    """Replace a host file whole: written beside it and renamed, so that a reader sees the old one or the new one.
+
+    A kill half-way leaves the old file and at most one `.NAME.PID.gpuhook` beside it. OSError as open, write, rename.
+    """
+    folder, _, name = path.rpartition("/")
+    temporary = f"{folder}/.{name}.{posix.getpid()}.gpuhook"
+    flags = posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | O_NOFOLLOW | O_CLOEXEC
+    try:
+        fd = posix.open(temporary, flags, 0o600)
+    except FileExistsError:  # of a process that was killed and whose pid is ours now
+        posix.unlink(temporary)
+        fd = posix.open(temporary, flags, 0o600)
+    try:
+        try:
+            write_fd(fd, data)
+            posix.fchmod(fd, mode)
+            if sync:
+                posix.fsync(fd)
+        finally:
+            posix.close(fd)
+        posix.rename(temporary, path)
+    except BaseException:
+        posix.unlink(temporary)
+        raise
+
+
+def _u64(number: int) -> bytes:
+    return number.to_bytes(8, sys.byteorder)
+
+
+def _path(path: str) -> bytes:
+    data = path.encode("utf-8", "surrogateescape")
+    if b"\0" in data:
+        raise OSError(errno.EINVAL, f"a NUL byte in the path {path!r}")
+    return data + b"\0"

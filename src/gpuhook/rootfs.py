@@ -1,0 +1,270 @@
+"""Look and make inside a container's root by handle; the kernel keeps every lookup inside, whatever the image holds.
+
+Hot path. Each path is resolved anew by openat2 with RESOLVE_IN_ROOT and RESOLVE_NO_MAGICLINKS: absolute links and `..`
+stay inside, `/proc/self/root` and its like are refused. A file is opened without effect (O_PATH), looked at, and only a
+regular one is opened for reading, through a procfs handle of the host: a FIFO, a device or a link put in its place in
+between is never opened. Nothing here returns a path that a caller could open again.
+"""
+
+import errno
+import posix
+from _stat import S_ISBLK, S_ISCHR, S_ISDIR, S_ISFIFO, S_ISLNK, S_ISREG, S_ISSOCK
+
+from gpuhook import linux
+from gpuhook.errors import GpuhookError
+
+_IN_ROOT = linux.RESOLVE_IN_ROOT | linux.RESOLVE_NO_MAGICLINKS
+_ONE_NAME = linux.RESOLVE_BENEATH | linux.RESOLVE_NO_SYMLINKS | linux.RESOLVE_NO_MAGICLINKS | linux.RESOLVE_NO_XDEV
+_PROC_ROOT_INO = 1  # include/linux/proc_fs.h: the root of every procfs, and of no other file system that /proc may show
+_LINKS = 40  # as the kernel's MAXSYMLINKS
+
+# What a lookup says of a path that is not there, or that leads through something that is no directory.
+_ABSENT = (errno.ENOENT, errno.ENOTDIR)
+
+
+def open_proc() -> int:
+    """A handle of the host's procfs; made before the container's mount namespace is entered. Its caller closes it."""
+    fd = posix.open("/proc", linux.O_PATH | linux.O_CLOEXEC | posix.O_DIRECTORY)
+    if posix.fstat(fd).st_ino != _PROC_ROOT_INO:
+        posix.close(fd)
+        raise GpuhookError("rootfs-unsafe", "/proc of this host is no procfs", "mount procfs at /proc")
+    return fd
+
+
+class Root:
+    """A directory that lookups cannot leave. Owns `fd`; borrows `proc`, a handle of the host's procfs."""
+
+    __slots__ = ("fd", "name", "proc")
+
+    def __init__(self, fd: int, proc: int, name: str) -> None:
+        self.fd = fd
+        self.proc = proc
+        self.name = name
+
+    @classmethod
+    def at(cls, path: str, proc: int | None = None) -> "Root":
+        """The root at a path of the host. GpuhookError `rootfs-unsafe` where that is no directory or a link."""
+        try:
+            flags = linux.O_PATH | posix.O_DIRECTORY | linux.O_NOFOLLOW | linux.O_CLOEXEC
+            return cls(posix.open(path, flags), open_proc() if proc is None else proc, path)
+        except OSError as error:
+            raise GpuhookError(
+                "rootfs-unsafe",
+                f"the root {path!r} can't be opened as a directory: {error.strerror}",
+                "give a directory that is no symbolic link",
+            ) from None
+
+    def close(self) -> None:
+        """Close the handle of the root."""
+        posix.close(self.fd)
+
+    # --- looking ------------------------------------------------------------------------------------------------
+
+    def open(self, path: str, flags: int = linux.O_PATH, resolve: int = _IN_ROOT) -> int:
+        """A handle of what `path` leads to. OSError as openat2(2)."""
+        return linux.openat2(self.fd, path, flags, resolve)
+
+    def _find(self, path: str, flags: int = 0) -> int | None:
+        """As `open`, None where `path` is absent and GpuhookError where it can't be resolved."""
+        try:
+            return self.open(path, linux.O_PATH | flags)
+        except OSError as error:
+            if error.errno in _ABSENT:
+                return None
+            raise self._unsafe(path, error) from None
+
+    def kind(self, path: str) -> str | None:
+        """`file`, `directory`, `link` (a dangling or looping one), `socket`, `device`, `fifo`, or None for absent."""
+        try:
+            return self._kind(path, 0) or self.lkind(path)
+        except GpuhookError:
+            return self.lkind(path)
+
+    def lkind(self, path: str) -> str | None:
+        """As `kind`, but a link at the end of the path is a `link`."""
+        try:
+            return self._kind(path, linux.O_NOFOLLOW)
+        except GpuhookError:
+            return None
+
+    def _kind(self, path: str, flags: int) -> str | None:
+        fd = self._find(path, flags)
+        if fd is None:
+            return None
+        try:
+            return kind_of(posix.fstat(fd).st_mode)
+        finally:
+            posix.close(fd)
+
+    def read(self, path: str, limit: int) -> bytes | None:
+        """The content of the regular file at `path`; None where there is none.
+
+        GpuhookError `rootfs-unsafe` for one longer than `limit` bytes, or a path that can't be resolved safely.
+        """
+        fd = self.open_regular(path)
+        if fd is None:
+            return None
+        try:
+            return linux.read_fd(fd, limit)
+        except OSError as error:
+            raise self._unsafe(path, error) from None
+        finally:
+            posix.close(fd)
+
+    def open_regular(self, path: str) -> int | None:
+        """The regular file at `path`, open for reading; None where there is none. GpuhookError `rootfs-unsafe`."""
+        fd = self._find(path)
+        if fd is None:
+            return None
+        try:
+            return self._reopen(fd, posix.O_RDONLY) if S_ISREG(posix.fstat(fd).st_mode) else None
+        except OSError as error:
+            raise self._unsafe(path, error) from None
+        finally:
+            posix.close(fd)
+
+    def names(self, path: str, limit: int) -> tuple[str, ...] | None:
+        """The names in the directory at `path`; None where there is none. GpuhookError for more than `limit`."""
+        fd = self._find(path)
+        if fd is None:
+            return None
+        try:
+            if not S_ISDIR(posix.fstat(fd).st_mode):
+                return None
+            listing = self._reopen(fd, posix.O_RDONLY | posix.O_DIRECTORY)
+        except OSError as error:
+            raise self._unsafe(path, error) from None
+        finally:
+            posix.close(fd)
+        try:
+            found = []
+            with posix.scandir(listing) as entries:
+                for item in entries:
+                    found.append(item.name)
+                    if len(found) > limit:
+                        raise GpuhookError("rootfs-unsafe", f"{path} in {self.name} holds more than {limit} names")
+            return tuple(found)
+        finally:
+            posix.close(listing)
+
+    def readlink(self, path: str) -> str | None:
+        """The text of the symbolic link at `path`; None where there is no link."""
+        try:
+            fd = self._find(path, linux.O_NOFOLLOW)
+        except GpuhookError:
+            return None
+        if fd is None:
+            return None
+        try:
+            return posix.readlink("", dir_fd=fd)
+        except OSError:
+            return None
+        finally:
+            posix.close(fd)
+
+    def real(self, path: str) -> str | None:
+        """`path` free of links, as the container would say it; None where it leads to nothing.
+
+        Walked link by link. Text for messages, records and loader caches, never to be opened without `resolve` rules.
+        """
+        if self.kind(path) in (None, "link"):
+            return None
+        parts = path.split("/")[::-1]
+        done: list[str] = []
+        links = 0
+        while parts:
+            part = parts.pop()
+            if part in ("", "."):
+                continue
+            if part == "..":
+                del done[-1:]
+                continue
+            text = self.readlink("/".join(["", *done, part]))
+            if text is None:
+                done.append(part)
+                continue
+            links += 1
+            if links > _LINKS:
+                return None
+            if text.startswith("/"):
+                done = []
+            parts += text.split("/")[::-1]
+        return "/" + "/".join(done)
+
+    def _reopen(self, fd: int, flags: int) -> int:
+        """Open what an O_PATH handle is of; OSError as open(2). Never for a FIFO or a device: its caller looked."""
+        flags |= linux.O_CLOEXEC | posix.O_NONBLOCK | posix.O_NOCTTY
+        return posix.open(f"self/fd/{fd}", flags, dir_fd=self.proc)
+
+    # --- making -------------------------------------------------------------------------------------------------
+
+    def directory(self, path: str, made: "list[tuple[int, str]]") -> int:
+        """A handle of the directory at `path`, made with its parents (mode 0755) where it is missing.
+
+        Stays on the mount of the root: GpuhookError `rootfs-unsafe` where the path leads to another one, or through
+        a dangling link; `rootfs-not-writable`. What was made is added to `made` as (handle of the parent, name).
+        """
+        try:
+            return self.open(path, linux.O_PATH | posix.O_DIRECTORY, _IN_ROOT | linux.RESOLVE_NO_XDEV)
+        except OSError as error:
+            if error.errno != errno.ENOENT:
+                raise self._unsafe(path, error) from None
+        parent_path, _, name = path.rstrip("/").rpartition("/")
+        parent = self.directory(parent_path or "/", made)
+        try:
+            try:
+                posix.mkdir(name, 0o755, dir_fd=parent)
+                made.append((posix.dup(parent), name))
+            except FileExistsError:  # another start made it, or a dangling link, which the next lookup refuses
+                pass
+            return linux.openat2(parent, name, linux.O_PATH | posix.O_DIRECTORY, _ONE_NAME)
+        except OSError as error:
+            raise self._unsafe(path, error) from None
+        finally:
+            posix.close(parent)
+
+    def _unsafe(self, path: str, error: OSError) -> GpuhookError:
+        return unsafe(f"{path} in {self.name}", error)
+
+
+def entry(dir_fd: int, name: str) -> int:
+    """A handle of one name in a directory, no link followed. OSError: EXDEV where something is mounted on it."""
+    resolve = linux.RESOLVE_BENEATH | linux.RESOLVE_NO_MAGICLINKS | linux.RESOLVE_NO_XDEV
+    return linux.openat2(dir_fd, name, linux.O_PATH | linux.O_NOFOLLOW, resolve)
+
+
+def unsafe(what: str, error: OSError) -> GpuhookError:
+    """The error for something in a container's root that can't be used as it is."""
+    code = error.errno
+    if code in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT):
+        return GpuhookError(
+            "rootfs-not-writable",
+            f"{what} can't be made: {error.strerror}",
+            "give the container a root file system that the runtime may write (its own read-only flag does no harm)",
+        )
+    reason = {
+        errno.EXDEV: "it lies on another mount, a volume of the container",
+        errno.ELOOP: "it leads through a loop of links, a dangling link or a magic link",
+        errno.ENOTDIR: "something on the way is no directory",
+        errno.EEXIST: "something of another type stands there",
+    }.get(code or 0, error.strerror)
+    return GpuhookError("rootfs-unsafe", f"{what} can't be used: {reason}", "see what the image has at that path")
+
+
+def kind_of(mode: int) -> str:
+    """The word for a file type: `file`, `directory`, `link`, `socket`, `fifo`, `device`."""
+    for is_kind, kind in _KINDS:
+        if is_kind(mode):
+            return kind
+    return "file"
+
+
+_KINDS = (
+    (S_ISREG, "file"),
+    (S_ISDIR, "directory"),
+    (S_ISLNK, "link"),
+    (S_ISSOCK, "socket"),
+    (S_ISFIFO, "fifo"),
+    (S_ISCHR, "device"),
+    (S_ISBLK, "device"),
+)
