@@ -13,6 +13,7 @@ EXIT_CODES = {
     "config-invalid": 11,
     "config-untrusted": 12,
     "runtime-not-found": 13,
+    "python-missing": 14,
     # what the engine handed over
     "bundle-unreadable": 20,
     "spec-invalid": 21,
@@ -78,3 +79,9 @@ class GpuhookError(Exception):
         if self.hint:
             text += "\n  fix: " + self.hint.replace("\n", "\n       ")
         return text
+
+
+def shown(text: object, limit: int = 80) -> str:
+    """Foreign text for a message: in quotes, no character that could steer a terminal or start a line, and no end."""
+    text = text if isinstance(text, str) else str(text)
+    return repr(text if len(text) <= limit else text[:limit] + "...")

@@ -1,0 +1,128 @@
+"""layout.py CHECKOUT VENDOR DESTDIR: lay out the installed tree (called by scripts/install, which prepares VENDOR).
+
+A start in flight keeps its files: the folder of a version is made beside its place and exchanged with what stands
+there, and each launcher, which names the version, is replaced by one rename after it.
+"""
+
+import compileall
+import ctypes
+import os
+import re
+import shutil
+import sys
+from py_compile import PycInvalidationMode
+
+LAUNCHERS = ("gpuhook-runtime", "gpuhook-hook", "gpuhook")
+PLACEHOLDER = b"@VERSION@"
+AT_FDCWD = -100
+RENAME_EXCHANGE = 2
+
+
+def main(checkout: str, vendor: str, destdir: str) -> None:
+    """Lay out the tree below `destdir` ("" for the system's root)."""
+    os.umask(0o022)
+    version = version_of(checkout)
+    home = f"{destdir}/usr/lib/gpuhook"
+    os.makedirs(home, exist_ok=True)
+    new = f"{home}/.new-{os.getpid()}"
+    try:
+        make_library(new, checkout, vendor, version)
+        put_folder(new, f"{home}/{version}")
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+    os.makedirs(f"{destdir}/usr/bin", exist_ok=True)
+    for name in LAUNCHERS:
+        put_file(launcher(checkout, name, version), f"{destdir}/usr/bin/{name}", 0o755)
+    os.makedirs(f"{destdir}/etc/gpuhook", exist_ok=True)
+    if not os.path.lexists(f"{destdir}/etc/gpuhook/runtime.toml"):
+        with open(f"{checkout}/config/runtime.toml", "rb") as file:
+            put_file(file.read(), f"{destdir}/etc/gpuhook/runtime.toml", 0o644)
+    print(f"gpuhook {version} is in {destdir or '/'}")
+
+
+def version_of(checkout: str) -> str:
+    """The version that the package states of itself."""
+    with open(f"{checkout}/src/gpuhook/__init__.py", encoding="utf-8") as file:
+        match = re.search(r'^__version__ = "([0-9a-z.+~]+)"$', file.read(), re.MULTILINE)
+    if not match:
+        raise SystemExit("layout.py: src/gpuhook/__init__.py states no version")
+    return match[1]
+
+
+def launcher(checkout: str, name: str, version: str) -> bytes:
+    """The text of a launcher with the version filled in."""
+    with open(f"{checkout}/src/launchers/{name}", "rb") as file:
+        text = file.read()
+    if PLACEHOLDER not in text:
+        raise SystemExit(f"layout.py: src/launchers/{name} names no version")
+    return text.replace(PLACEHOLDER, version.encode())
+
+
+def make_library(new: str, checkout: str, vendor: str, version: str) -> None:
+    """Make one version's folder: the package, what it vendors, the shim's second half; compiled."""
+    os.mkdir(new)
+    leave_out = shutil.ignore_patterns("__pycache__", "*.pyc")
+    shutil.copytree(f"{checkout}/src/gpuhook", f"{new}/gpuhook", ignore=leave_out)
+    shutil.copytree(vendor, f"{new}/vendor", ignore=leave_out)
+    put_file(launcher(checkout, "gpuhook-shim", version), f"{new}/gpuhook-shim", 0o644)
+    # Launchers run with -B and compile nothing. An unchecked hash holds wherever the tree is copied, whatever times
+    # its files get there; with times, a package manager's rounding would make each start compile the source anew.
+    # The path in it is the one that tracebacks name: the place where the tree will lie.
+    compileall.compile_dir(
+        new,
+        maxlevels=20,
+        quiet=2,
+        stripdir=new,
+        prependdir=f"/usr/lib/gpuhook/{version}",
+        invalidation_mode=PycInvalidationMode.UNCHECKED_HASH,
+    )
+    own = os.geteuid() == 0
+    for folder, folders, files in os.walk(new):
+        for name in folders + files:
+            path = os.path.join(folder, name)
+            os.chmod(path, 0o755 if name in folders else 0o644)
+            if own:
+                os.chown(path, 0, 0)
+    os.chmod(new, 0o755)
+
+
+def put_folder(new: str, place: str) -> None:
+    """Put a finished folder in its place; what stood there ends up at `new`, for the caller to remove."""
+    if not os.path.lexists(place):
+        os.rename(new, place)
+        return
+    if same(new, place):
+        return
+    # An exchange leaves no moment without the folder; where the file system has none, two renames do.
+    if ctypes.CDLL(None).renameat2(AT_FDCWD, os.fsencode(new), AT_FDCWD, os.fsencode(place), RENAME_EXCHANGE) != 0:
+        os.rename(place, new + ".old")
+        os.rename(new, place)
+        os.rename(new + ".old", new)
+
+
+def same(one: str, other: str) -> bool:
+    """Whether two folders hold the same files with the same contents."""
+    return contents(one) == contents(other)
+
+
+def contents(folder: str) -> dict[str, bytes]:
+    """Each file below a folder, by its path below it."""
+    found = {}
+    for at, _, files in os.walk(folder):
+        for name in files:
+            with open(os.path.join(at, name), "rb") as file:
+                found[os.path.relpath(os.path.join(at, name), folder)] = file.read()
+    return found
+
+
+def put_file(data: bytes, path: str, mode: int) -> None:
+    """Write a file beside its place and rename it there."""
+    new = f"{path}.new-{os.getpid()}"
+    with open(new, "wb") as file:
+        file.write(data)
+        os.fchmod(file.fileno(), mode)
+    os.rename(new, path)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
