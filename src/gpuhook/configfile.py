@@ -1,0 +1,406 @@
+"""runtime.toml itself: whom it may come from, what it may say, and the compiled forms made of it.
+
+Cold: imported when runtime.toml changed, and by the CLI. `gpuhook.config` is what a start loads.
+"""
+
+import contextlib
+import difflib
+import os
+import posix
+import re
+import stat
+import time
+import tomllib
+from collections.abc import Callable
+from typing import Any, NamedTuple, NoReturn
+
+from gpuhook import config as hot
+from gpuhook import configtrust, fastpath, jsonio
+from gpuhook.config import CAPABILITIES, LIMIT, Config
+from gpuhook.errors import GpuhookError, shown
+
+Check = Callable[[Any], Any]
+
+
+class Key(NamedTuple):
+    """One key of runtime.toml: its section and name, the field of Config it sets, and the check that converts it."""
+
+    section: str
+    name: str
+    field: str
+    check: Check
+
+    @property
+    def dotted(self) -> str:
+        """The key as people write it: `section.name`."""
+        return f"{self.section}.{self.name}"
+
+
+class Problem(NamedTuple):
+    """One thing that is wrong with a runtime.toml; `line` counts from 1, 0 where there is none to point at."""
+
+    line: int
+    key: str
+    text: str
+    hint: str = ""
+
+    def sentence(self, path: str) -> str:
+        """`PATH:LINE: KEY: what is wrong`, without the parts that are empty."""
+        place = f"{path}:{self.line}" if self.line else path
+        return f"{place}: {self.key}: {self.text}" if self.key else f"{place}: {self.text}"
+
+
+class BadValueError(Exception):
+    """A value that a key cannot take: what was found, what to write instead, and the part of it that is bad."""
+
+    def __init__(self, text: str, hint: str = "", part: str = "") -> None:
+        super().__init__(text)
+        self.text = text
+        self.hint = hint
+        self.part = part
+
+
+# --- checks of one value ------------------------------------------------------------------------------------------
+
+
+def _shape(item: object) -> str:
+    names = {bool: "true or false", int: "a whole number", float: "a number", str: "text", list: "a list"}
+    return names.get(type(item), "a table" if isinstance(item, dict) else "a date or time")
+
+
+def _text(item: object) -> str:
+    if not isinstance(item, str):
+        raise BadValueError(
+            f"must be text in quotes, is {_shape(item)} ({shown(item)})", f'write "{item}" in double quotes'
+        )
+    if not item.isprintable():
+        raise BadValueError(f"has unprintable characters: {shown(item)}", "", item)
+    return item
+
+
+def _boolean(item: object) -> bool:
+    if not isinstance(item, bool):
+        raise BadValueError(
+            f"must be true or false, is {_shape(item)} ({shown(item)})", "write true or false without quotes"
+        )
+    return item
+
+
+def _seconds(most: int) -> Check:
+    def check(item: object) -> int:
+        if not isinstance(item, int) or isinstance(item, bool):
+            raise BadValueError(
+                f"must be whole seconds, is {_shape(item)} ({shown(item)})", f"write a number from 1 to {most}"
+            )
+        if not 1 <= item <= most:
+            raise BadValueError(f"is {item}, and must be 1 to {most} seconds", f"write a number from 1 to {most}")
+        return item
+
+    return check
+
+
+def _one_of(*words: str) -> Check:
+    def check(item: object) -> str:
+        if _text(item) not in words:
+            raise BadValueError(f"is {shown(item)}, and must be one of: {', '.join(words)}", _nearest(str(item), words))
+        return str(item)
+
+    return check
+
+
+def _list(check: Check, least: int = 0, most: int = 64) -> Check:
+    def whole(item: object) -> tuple[str, ...]:
+        if not isinstance(item, list):
+            raise BadValueError(f"must be a list, is {_shape(item)} ({shown(item)})", 'write a list: ["one", "two"]')
+        if len(item) < least:
+            raise BadValueError("is an empty list", f"name at least {least}, or remove the key for the default")
+        if len(item) > most:
+            raise BadValueError(f"has {len(item)} entries, and at most {most} are taken")
+        return tuple(dict.fromkeys([check(entry) for entry in item]))
+
+    return whole
+
+
+def _path(item: object) -> str:
+    text = _text(item)
+    if not text.startswith("/"):
+        raise BadValueError(f"{shown(text)} is no absolute path", "write a path that starts with /", text)
+    if len(text) > 4095 or ".." in text.split("/"):
+        raise BadValueError(f"{shown(text)} has a .. in it or is too long", "write the path without detours", text)
+    return re.sub("/+", "/", text).rstrip("/") or "/"
+
+
+def _deep_path(item: object) -> str:
+    path = _path(item)
+    if path.count("/") < 2:
+        raise BadValueError(
+            f"{shown(item)} is too wide to be given to containers", "name something below it", str(item)
+        )
+    return path
+
+
+def _pattern(item: object) -> str:
+    text = _text(item)
+    if "/" in text or not text:
+        raise BadValueError(f"{shown(text)} is no file name", "write a file name, with * and ? where it varies", text)
+    if re.search(r"[^A-Za-z0-9._+*?-]", text):
+        raise BadValueError(
+            f"{shown(text)} has a character that patterns do not know", "* and ? are the only wildcards", text
+        )
+    if len(re.split(r"[*?]", text)[0]) < 3:
+        raise BadValueError(
+            f"{shown(text)} would match nearly every file", "begin with at least three plain characters", text
+        )
+    return text
+
+
+def _program(item: object) -> str:
+    text = _text(item)
+    if not re.fullmatch(fastpath.NAME, text) or text.rsplit("/", 1)[-1] in ("", ".", ".."):
+        raise BadValueError(f"{shown(text)} is no program name", "letters, digits and . _ + - / only", text)
+    if "/" in text and not text.startswith("/"):
+        raise BadValueError(
+            f"{shown(text)} is a relative path", "write a bare name, found in PATH, or an absolute path", text
+        )
+    if text.rsplit("/", 1)[-1].startswith("gpuhook"):
+        raise BadValueError(
+            f"{shown(text)} is gpuhook itself", "name the runtime that gpuhook stands for: runc or crun", text
+        )
+    return text
+
+
+def _capability(item: object) -> str:
+    text = _text(item)
+    if text not in (*CAPABILITIES, "all"):
+        raise BadValueError(
+            f"{shown(text)} is no capability; there are {', '.join(CAPABILITIES)} and all",
+            _nearest(text, CAPABILITIES),
+            text,
+        )
+    return text
+
+
+def _capabilities(item: object) -> tuple[str, ...]:
+    words = _list(_capability)(item)
+    return CAPABILITIES if "all" in words else tuple(sorted(words))
+
+
+def _log_file(item: object) -> str:
+    return _text(item) if item in ("", "none") else _path(item)
+
+
+KEYS = (
+    Key("runtime", "low-level", "low_level", _list(_program, least=1, most=16)),
+    Key("hook", "stage", "stage", _one_of("prestart", "createRuntime")),
+    Key("hook", "deadline", "deadline", _seconds(600)),
+    Key("driver", "driver-root", "driver_root", _path),
+    Key("driver", "dev-root", "dev_root", _path),
+    Key("driver", "proc-root", "proc_root", _path),
+    Key("driver", "sys-root", "sys_root", _path),
+    Key("driver", "library-dirs", "library_dirs", _list(_path)),
+    Key("driver", "extra-libraries", "extra_libraries", _list(_pattern)),
+    Key("driver", "excluded-libraries", "excluded_libraries", _list(_pattern)),
+    Key("driver", "sockets", "sockets", _list(_deep_path)),
+    Key("driver", "directories", "directories", _list(_deep_path)),
+    Key("driver", "nvml-deadline", "nvml_deadline", _seconds(120)),
+    Key("request", "accept-env-when-unprivileged", "accept_env_when_unprivileged", _boolean),
+    Key("request", "legacy-images", "legacy_images", _boolean),
+    Key("request", "supported-driver-capabilities", "supported_capabilities", _capabilities),
+    Key("requirement", "policy", "policy", _one_of("strict", "minor-compat", "warn", "off")),
+    Key("requirement", "allow-disable-require", "allow_disable_require", _boolean),
+    Key("requirement", "cuda-compat", "cuda_compat", _one_of("path", "off")),
+    Key("log", "file", "log_file", _log_file),
+    Key("log", "level", "log_level", _one_of("error", "warning", "info", "debug")),
+)
+SECTIONS = tuple(dict.fromkeys(key.section for key in KEYS))
+
+
+# --- a whole file -------------------------------------------------------------------------------------------------
+
+
+class Parsed(NamedTuple):
+    """What a runtime.toml says: the configuration, the dotted keys that it sets itself, and all that is wrong."""
+
+    config: Config
+    given: frozenset[str]
+    problems: tuple[Problem, ...]
+
+
+def load(path: str) -> tuple[Config, os.stat_result | None]:
+    """The configuration in `path` and the status of the file it was read from; defaults and None if it is not there.
+
+    Raises config-invalid for the first thing that is wrong with it, and config-untrusted.
+    """
+    if not os.path.lexists(path):
+        return Config(), None
+    data, status = configtrust.read(path, LIMIT)
+    parsed = parse(data)
+    if parsed.problems:
+        refuse(path, parsed.problems[:1], len(parsed.problems) - 1)
+    return parsed.config, status
+
+
+def refuse(path: str, problems: tuple[Problem, ...], more: int = 0) -> NoReturn:
+    """Raise config-invalid with each of the problems; `more` says how many others there are."""
+    message = "\n".join(problem.sentence(path) for problem in problems)
+    hints = [problem.hint for problem in problems if problem.hint]
+    if more > 0:
+        hints.append(f"{more} more: run gpuhook config validate")
+    raise GpuhookError("config-invalid", message, "\n".join(dict.fromkeys(hints)))
+
+
+def parse(data: bytes) -> Parsed:
+    """Read the text of a runtime.toml. Never raises: what is wrong is in `problems`, in the order of the file."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        return Parsed(Config(), frozenset(), (Problem(line, "", "no UTF-8 text", "save it as UTF-8"),))
+    try:
+        tree = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        return Parsed(Config(), frozenset(), (_no_toml(text, error),))
+    lines = text.splitlines()
+    problems: list[Problem] = []
+    given: dict[str, Any] = {}
+    for section, table in tree.items():
+        if section not in SECTIONS:
+            problems.append(_unknown_section(lines, section))
+        elif not isinstance(table, dict):
+            text = f"must be a section, is {_shape(table)}"
+            problems.append(Problem(find(lines, "", section), section, text, f"write [{section}] and its keys below"))
+        else:
+            problems += _read_section(lines, section, table, given)
+    problems.sort(key=lambda problem: problem.line)
+    fields = {key.field: given[key.dotted] for key in KEYS if key.dotted in given}
+    return Parsed(Config(**fields), frozenset(given), tuple(problems))
+
+
+def _read_section(lines: list[str], section: str, table: dict[str, Any], given: dict[str, Any]) -> list[Problem]:
+    """Put the checked values of one section into `given`; what is wrong with the others."""
+    known = {key.name: key for key in KEYS if key.section == section}
+    problems = []
+    for name, item in table.items():
+        if name not in known:
+            problems.append(_unknown_key(lines, section, name))
+            continue
+        try:
+            given[known[name].dotted] = known[name].check(item)
+        except BadValueError as bad:
+            line = find(lines, section, name, bad.part)
+            problems.append(Problem(line, f"{section}.{name}", bad.text, bad.hint))
+    return problems
+
+
+def _no_toml(text: str, error: Exception) -> Problem:
+    """A Problem for what tomllib refused; it says where in its message only (Python 3.11)."""
+    reason = str(error) if not isinstance(error, RecursionError) else "nested too deeply"
+    found = re.search(r"\s*\(at (?:line (\d+), column \d+|end of document)\)$", reason)
+    lines = text.splitlines()
+    line = int(found[1]) if found and found[1] else len(lines)
+    reason = reason[: found.start()] if found else reason
+    quoted = lines[line - 1].strip() if 0 < line <= len(lines) else ""
+    return Problem(
+        line, "", f"no TOML: {reason}" + (f", in {shown(quoted)}" if quoted else ""), "text values need double quotes"
+    )
+
+
+def _unknown_section(lines: list[str], section: str) -> Problem:
+    line = find(lines, section, "") or find(lines, "", section)
+    home = [key.dotted for key in KEYS if key.name == section]
+    if home:
+        return Problem(line, section, "stands outside of its section", f"write it below [{home[0].split('.')[0]}]")
+    known = "there are " + ", ".join(f"[{name}]" for name in SECTIONS)
+    return Problem(line, shown(section)[1:-1], "no such section", _nearest(section, SECTIONS, known))
+
+
+def _unknown_key(lines: list[str], section: str, name: str) -> Problem:
+    home = [key.section for key in KEYS if key.name == name]
+    if home:
+        hint = f"{name} belongs below [{home[0]}]"
+    else:
+        here = tuple(key.name for key in KEYS if key.section == section)
+        hint = _nearest(name, here) or _nearest(name, tuple(key.name for key in KEYS), f"there are {', '.join(here)}")
+    return Problem(find(lines, section, name), f"{section}.{shown(name)[1:-1]}", "no such key", hint)
+
+
+def _nearest(word: str, words: tuple[str, ...], known: str = "") -> str:
+    """`did you mean X`; `known` where none is near."""
+    near = difflib.get_close_matches(word.lower().replace("_", "-"), words, 1)
+    return f"did you mean {near[0]}" if near else known
+
+
+def find(lines: list[str], section: str, key: str, part: str = "") -> int:
+    """The line of a key (of the section's header where `key` is empty); with `part`, of that part of its value.
+
+    TOML parsers keep no places, so this searches: headers, bare and quoted keys, dotted keys. 0 where there is none.
+    """
+    now, inside, at_section = "", "", 0
+    for number, line in enumerate(lines, 1):
+        if inside:
+            inside = "" if line.count(inside) % 2 else inside
+            continue
+        header = re.match(r"\s*\[\s*([^\[\]]+?)\s*\]", line)
+        if header:
+            now = _bare(header[1])
+            at_section = number if now == section else at_section
+        elif found := re.match(r"""\s*((?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')(?:\s*\.\s*[A-Za-z0-9_-]+)*)\s*=""", line):
+            dotted = f"{now}.{_bare(found[1])}".strip(".")
+            if key and dotted == f"{section}.{key}".strip("."):
+                return _line_of_part(lines, number, part)
+            if dotted == section and (not key or re.search(rf"\b{re.escape(key)}\b", line)):
+                return number
+        inside = next((mark for mark in ('"""', "'''") if line.count(mark) % 2), "")
+    return at_section
+
+
+def _bare(name: str) -> str:
+    return ".".join(part.strip().strip("\"'") for part in name.split("."))
+
+
+def _line_of_part(lines: list[str], number: int, part: str) -> int:
+    """The line from `number` on that has `part` in quotes, as long as the value can reach; else `number`."""
+    for ahead, line in enumerate(lines[number - 1 : number + 99], number):
+        if part and (f'"{part}"' in line or f"'{part}'" in line):
+            return ahead
+        if ahead > number and re.match(r"\s*(\[[^\]\"']*\]\s*(#.*)?$|[A-Za-z0-9_-]+\s*=)", line):
+            break
+    return number
+
+
+# --- the compiled forms -------------------------------------------------------------------------------------------
+
+
+def store(state: str, config: Config, key: list[str | int], times: tuple[int, int]) -> None:
+    """Write config.json for Python and shim.sh for the sh launcher into the state directory, silently if at all.
+
+    shim.sh gets the times of runtime.toml: the launcher takes it only while neither file is newer than the other, so
+    that a runtime.toml put in place with an old date (packages do that) counts as a change too.
+    """
+    fields = {name: getattr(config, name) for name in hot.FIELDS}
+    fields = {name: list(item) if isinstance(item, tuple) else item for name, item in fields.items()}
+    with contextlib.suppress(OSError):
+        os.makedirs(state, 0o755, exist_ok=True)
+        if not hot.trusted(posix.stat(state)):
+            return
+        _write(f"{state}/shim.sh", fastpath.render(config), times)
+        _write(f"{state}/config.json", jsonio.dumps({"key": key, "fields": fields}), None)
+
+
+def _write(path: str, data: bytes, times: tuple[int, int] | None) -> None:
+    """Put a file in place at once, readable by all, whatever the umask is. Raises OSError and leaves nothing behind."""
+    new = f"{path}.{posix.getpid()}.{time.monotonic_ns()}"
+    flags = posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | posix.O_NOFOLLOW | posix.O_CLOEXEC
+    fd = posix.open(new, flags, stat.S_IRUSR | stat.S_IWUSR)
+    try:
+        try:
+            posix.write(fd, data)
+            posix.fchmod(fd, 0o644)
+            if times:
+                posix.utime(fd, ns=times)
+        finally:
+            posix.close(fd)
+        posix.rename(new, path)
+    except OSError:
+        posix.unlink(new)
+        raise

@@ -1,0 +1,378 @@
+"""What a container asks for: devices, capabilities and requirements, read of its environment and annotations.
+
+Pure and on the hot path. Everything read here is the image's or the user's word: bounded and never trusted. The meaning
+of variables and values is that of NVIDIA's stack (docs/compatibility.md names the differences).
+"""
+
+from gpuhook.errors import GpuhookError, shown
+from gpuhook.model import Demand, Request
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpuhook.config import Config
+    from gpuhook.model import Container
+
+DEVICES = "NVIDIA_VISIBLE_DEVICES"
+CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
+DISABLE = "NVIDIA_DISABLE_REQUIRE"
+REQUIRE = "NVIDIA_REQUIRE_"
+CUDA_ANNOTATION = "com.nvidia.cuda.version"
+MOST_BYTES = 1 << 16  # of one value
+MOST_ITEMS = 1024  # devices after ranges are expanded
+MOST_DEMANDS = 32  # NVIDIA's own limit
+DIGITS = frozenset("0123456789")
+FORMS = "all, none, void, or a list of indices (0,1 or 0-3), UUIDs (GPU-...) and PCI bus ids (0000:0b:00.0)"
+_KNOWN = ("compat32", "compute", "display", "graphics", "ngx", "utility", "video")
+_DEFAULT = ("compute", "utility")
+_KEYWORDS = ("all", "none", "void")
+_YES = ("1", "t", "true", "yes")
+_NO = ("", "0", "f", "false", "no")
+_NOT_CONSTRAINTS = "NVIDIA_REQUIRE_JETPACK"  # prefix of variables that are no constraints (field report R18)
+_PRIVILEGED = (  # field report R22
+    "the container is privileged (CAP_SYS_ADMIN): the choice of GPUs binds it only as far as the engine's device rules do"
+)
+_MISSES = frozenset(
+    (
+        "CUDA_DISABLE_REQUIRE",
+        "DISABLE_REQUIRE",
+        "NVIDIA_DISABLE",
+        "NVIDIA_DISABLE_CUDA_REQUIRE",
+        "NVIDIA_DISABLE_REQUIREMENT",
+        "NVIDIA_DISABLE_REQUIREMENTS",
+        "NVIDIA_DISABLE_REQUIRE_CUDA",
+        "NVIDIA_IGNORE_REQUIRE",
+        "NVIDIA_NO_REQUIRE",
+        "NVIDIA_REQUIRE_DISABLE",
+        "NVIDIA_REQUIRE_DISABLED",
+        "NVIDIA_SKIP_REQUIRE",
+        "NV_DISABLE_REQUIRE",
+    )
+)
+
+
+def read(container: "Container", config: "Config") -> "Request | None":
+    """What the container asks for, or None where it asks for nothing (`why_not` says why).
+
+    Device tokens come cleaned, with ranges expanded, but unproven: `devices.select` judges them, because its errors
+    name what the host has. Raises device-invalid, capability-unsupported and requirement-syntax.
+    """
+    env = dict(container.env)
+    asked, origin = _asked(container, config, env)
+    if not origin or (origin in _BY_ENV and not _may_use_env(container, config)):
+        return None
+    warnings: list[str] = []
+    devices = _devices(asked, origin, warnings)
+    if devices is None:
+        return None
+    if container.privileged and devices != ("all",):
+        warnings.append(_PRIVILEGED)
+    capabilities = _capabilities(env, config, warnings)
+    disabled = _disabled_by(env, config, warnings)
+    demands = _demands(container, env, config, disabled, warnings)
+    return Request(
+        devices=devices,
+        origin=origin,
+        capabilities=capabilities,
+        demands=demands,
+        disabled_by=disabled,
+        warnings=tuple(warnings),
+        near_misses=_near_misses(env),
+    )
+
+
+def why_not(container: "Container", config: "Config") -> str:
+    """Why `read` gives None: one sentence for `explain` and the log; empty where it does not."""
+    if container.sandbox:
+        return "this is a pod's sandbox, which runs nothing of its own"
+    env = dict(container.env)
+    asked, origin = _asked(container, config, env)
+    if not origin:
+        if "CUDA_VERSION" in env:
+            rule = "CUDA_VERSION is a version and NVIDIA_REQUIRE_CUDA is not set"
+            return f"{DEVICES} is not set, and this is no legacy CUDA image ({rule})"
+        return f"{DEVICES} is not set"
+    words = _words(_unquoted(asked))
+    if not words:
+        return f"{origin} is empty"
+    if "void" in words:
+        return f"{origin} says void"
+    return ignored(container, config)
+
+
+def ignored(container: "Container", config: "Config") -> str:
+    """The warning that a request was left out because of the administrator's policy; empty where none was."""
+    asked, origin = _asked(container, config, dict(container.env))
+    words = _words(_unquoted(asked))
+    if origin not in _BY_ENV or not words or "void" in words or _may_use_env(container, config):
+        return ""
+    return (
+        f"the devices that {origin} asks for ({shown(asked)}) are ignored: the container is not privileged (no "
+        "CAP_SYS_ADMIN), and request.accept-env-when-unprivileged is false"
+    )
+
+
+# --- channels: who may ask ----------------------------------------------------------------------------------------
+
+_BY_ENV = (DEVICES, "CUDA_VERSION")  # origins that the policy for unprivileged containers is about
+
+
+def _asked(container: "Container", config: "Config", env: "dict[str, str]") -> "tuple[str, str]":
+    """The value of the first channel that has one, and which it is; two empty texts where nothing asks."""
+    if container.sandbox:
+        return "", ""
+    for channel in (_by_env, _by_legacy_image):
+        found = channel(env, config)
+        if found is not None:
+            return found
+    return "", ""
+
+
+def _by_env(env: "dict[str, str]", config: "Config") -> "tuple[str, str] | None":  # noqa: ARG001
+    return (env[DEVICES], DEVICES) if DEVICES in env else None
+
+
+def _by_legacy_image(env: "dict[str, str]", config: "Config") -> "tuple[str, str] | None":
+    return ("all", "CUDA_VERSION") if _legacy(env, config) else None
+
+
+def _may_use_env(container: "Container", config: "Config") -> bool:
+    return container.privileged or config.accept_env_when_unprivileged
+
+
+def _legacy(env: "dict[str, str]", config: "Config") -> "tuple[int, int] | None":
+    """The CUDA version of a legacy CUDA image: CUDA_VERSION is a version and NVIDIA_REQUIRE_CUDA unset or empty."""
+    if not config.legacy_images or env.get("NVIDIA_REQUIRE_CUDA"):
+        return None
+    return cuda_version(env.get("CUDA_VERSION", ""))
+
+
+def cuda_version(text: str) -> "tuple[int, int] | None":
+    """Major and minor of a CUDA_VERSION (`v` before it is allowed), or None for what is no version."""
+    parts = text.removeprefix("v").split(".")
+    if len(parts) > 3:
+        return None
+    numbers = [number(part) for part in parts]
+    if None in numbers:
+        return None
+    return numbers[0] or 0, (numbers[1] or 0) if len(numbers) > 1 else 0
+
+
+def number(text: str) -> "int | None":
+    """A number of ASCII digits below 2**32, or None. `int` would take signs, blanks, `_` and digits of any script."""
+    if not text or len(text) > 10 or not DIGITS.issuperset(text):
+        return None
+    found = int(text)
+    return found if found < 1 << 32 else None
+
+
+# --- devices ------------------------------------------------------------------------------------------------------
+
+
+def _devices(asked: str, origin: str, warnings: "list[str]") -> "tuple[str, ...] | None":
+    """The cleaned tokens, () for `none`, or None for no request."""
+    if len(asked) > MOST_BYTES:
+        raise GpuhookError(
+            "device-invalid",
+            f"{origin} has {len(asked)} characters, and at most {MOST_BYTES} are read",
+            f"{origin} takes {FORMS}",
+        )
+    plain = _unquoted(asked)
+    if plain is not asked:
+        warnings.append(f"{origin}: the quotes around {shown(asked)} are part of the value and were left out")
+    words = _words(plain)
+    if not words or "void" in words:
+        return None
+    _refuse_flag_syntax(plain, origin)
+    for keyword in _KEYWORDS:
+        if keyword in words:
+            if len(words) > 1:
+                raise GpuhookError(
+                    "device-invalid",
+                    f"{origin}={shown(asked)} mixes {keyword} with other devices",
+                    f"write {keyword} alone, or the devices without it",
+                )
+            return () if keyword == "none" else (keyword,)
+    tokens: dict[str, None] = {}
+    for token in words.values():
+        tokens.update(dict.fromkeys(_expanded(token)))
+        if len(tokens) > MOST_ITEMS:
+            raise GpuhookError(
+                "device-invalid",
+                f"{origin}={shown(asked)} names more than {MOST_ITEMS} devices",
+                "use all for every GPU of the host",
+            )
+    return tuple(tokens)
+
+
+def _words(plain: str) -> "dict[str, str]":
+    """The items of a comma list, no blanks or empties, by their lower case: the last spelling of each, in order."""
+    words = {}
+    for item in plain[: MOST_BYTES + 1].split(","):
+        word = item.strip(" \t\r\n\v\f")
+        if word:
+            words[word.lower()] = word
+    return words
+
+
+def _unquoted(text: str) -> str:
+    """The text without one pair of quotes around all of it; the very same object where there is none."""
+    bare = text.strip(" \t\r\n\v\f")
+    if len(bare) >= 2 and bare[0] == bare[-1] and bare[0] in "\"'":
+        return bare[1:-1]
+    return text
+
+
+def _refuse_flag_syntax(plain: str, origin: str) -> None:
+    """`"device=0,2"` belongs to docker's --gpus, whose quoting many people meet first (field report R34)."""
+    bare = plain.strip().lower()
+    for start in ("device=", "count=", "capabilities=", "driver="):
+        if bare.startswith(start):
+            devices = plain.strip()[len(start) :] if start == "device=" and len(plain) < 80 else "0,2"
+            raise GpuhookError(
+                "device-invalid",
+                f"{origin}={shown(plain)} is written as for the --gpus option of docker",
+                f"write the devices alone: {origin}={devices if devices.isprintable() else '0,2'}",
+            )
+
+
+def _expanded(token: str) -> "list[str]":
+    """The indices of a range `0-3`, in order; any other token, and a range that is none, as it stands."""
+    first, dash, last = token.partition("-")
+    if not dash or not plain_index(first) or not plain_index(last):
+        return [token]
+    low, high = int(first), int(last)
+    if low > high or high - low >= MOST_ITEMS:
+        return [token]
+    return [str(index) for index in range(low, high + 1)]
+
+
+def plain_index(text: str) -> bool:
+    """Whether a text is a GPU's index: ASCII digits without a leading zero."""
+    return 0 < len(text) < 10 and DIGITS.issuperset(text) and (text[0] != "0" or text == "0")
+
+
+# --- capabilities -------------------------------------------------------------------------------------------------
+
+
+def _capabilities(env: "dict[str, str]", config: "Config", warnings: "list[str]") -> "tuple[str, ...]":
+    """What NVIDIA_DRIVER_CAPABILITIES means here, sorted. Words are taken in any case (field report R42)."""
+    supported = config.supported_capabilities
+    text = env.get(CAPABILITIES)
+    if text is None and _legacy(env, config):
+        return tuple(sorted(supported))
+    plain = _unquoted(text or "")
+    if text and plain is not text:
+        warnings.append(f"{CAPABILITIES}: the quotes around {shown(text)} are part of the value and were left out")
+    words = _words(plain)
+    if not words:
+        return tuple([word for word in _DEFAULT if word in supported])
+    bad = [word for lower, word in words.items() if lower != "all" and lower not in supported]
+    if bad or len(plain) > MOST_BYTES:
+        raise _unsupported(bad or [plain], supported)
+    return tuple(sorted(supported if "all" in words else words))
+
+
+def _unsupported(bad: "list[str]", supported: "tuple[str, ...]") -> GpuhookError:
+    known = [word for word in bad if word.lower() in _KNOWN]
+    reason = "this host's configuration does not allow" if known else "does not exist"
+    word = known[0] if known else bad[0]
+    hint = f"separate these with commas: {', '.join((*sorted(supported), 'all'))}"
+    if known:
+        hint += "\nthe administrator allows more by request.supported-driver-capabilities in runtime.toml"
+    return GpuhookError(
+        "capability-unsupported", f"{CAPABILITIES} asks for the capability {shown(word)}, which {reason}", hint
+    )
+
+
+# --- requirements -------------------------------------------------------------------------------------------------
+
+
+def _disabled_by(env: "dict[str, str]", config: "Config", warnings: "list[str]") -> str:
+    """What switches the requirement check off, or an empty text."""
+    if config.policy == "off":
+        return "requirement.policy"
+    said = env.get(DISABLE, "").lower()
+    if said in _YES:
+        if config.allow_disable_require:
+            return DISABLE
+        warnings.append(f"{DISABLE} has no effect: requirement.allow-disable-require is false")
+    elif said not in _NO:
+        warnings.append(f"{DISABLE}={shown(env[DISABLE])} is neither yes nor no, and counts as no; write 1")
+    return ""
+
+
+def _demands(
+    container: "Container", env: "dict[str, str]", config: "Config", disabled: str, warnings: "list[str]"
+) -> "tuple[Demand, ...]":
+    """Every requirement of the image, by the name of its variable; the annotation's last."""
+    found = []
+    for name in sorted([name for name in env if name.startswith(REQUIRE)]):
+        if env[name].strip() and not name.startswith(_NOT_CONSTRAINTS) and not _is_miss(name, env[name]):
+            found.append(Demand(name, env[name]))
+    legacy = _legacy(env, config)
+    if legacy:
+        found.append(Demand("CUDA_VERSION", f"cuda>={legacy[0]}.{legacy[1]}"))
+    try:
+        for demand in found:
+            _bound(demand)
+        found += _annotated(container)
+        if len(found) > MOST_DEMANDS:
+            raise GpuhookError(
+                "requirement-syntax",
+                f"the image has {len(found)} requirements, and at most {MOST_DEMANDS} are read",
+                f"join alternatives of one requirement with spaces, its conditions with commas; or set {DISABLE}=1",
+            )
+    except GpuhookError as error:
+        if not disabled:
+            raise
+        warnings.append(f"{error.message}; not checked because of {disabled}")
+        return ()
+    return tuple(found)
+
+
+def _bound(demand: Demand) -> None:
+    if len(demand.text) > MOST_BYTES:
+        raise GpuhookError(
+            "requirement-syntax",
+            f"{shown(demand.origin)} has {len(demand.text)} characters, and at most {MOST_BYTES} are read",
+            f"shorten it, or set {DISABLE}=1",
+        )
+
+
+def _annotated(container: "Container") -> "list[Demand]":
+    """The requirement of the annotation com.nvidia.cuda.version, the label of nvidia-docker 1: X.Y or X.Y.Z."""
+    text = dict(container.annotations).get(CUDA_ANNOTATION)
+    if text is None:
+        return []
+    found = cuda_version(text)
+    if found is None or "." not in text or text[0] == "v":
+        raise GpuhookError(
+            "requirement-syntax",
+            f"annotation {CUDA_ANNOTATION}={shown(text)} is no CUDA version",
+            "write major and minor, as in 12.4, or remove the annotation",
+        )
+    return [Demand(f"annotation {CUDA_ANNOTATION}", f"cuda>={found[0]}.{found[1]}")]
+
+
+def _near_misses(env: "dict[str, str]") -> "tuple[str, ...]":
+    """Variables that were surely meant to be NVIDIA_DISABLE_REQUIRE (field report R19); at most four, sorted."""
+    likely = [name for name in env if 10 < len(name) < 30 and "RE" in name.upper() and name != DISABLE]
+    return tuple(sorted([name for name in likely[:256] if _is_miss(name, env[name])])[:4])
+
+
+def _is_miss(name: str, text: str) -> bool:
+    """Whether a variable says yes by a name near to NVIDIA_DISABLE_REQUIRE. One that says `cuda>=12` is a demand."""
+    if text.lower() not in _YES:
+        return False
+    upper = name.upper()
+    return upper in _MISSES or (abs(len(upper) - len(DISABLE)) <= 2 and _distance(upper, DISABLE) <= 2)
+
+
+def _distance(one: str, other: str) -> int:
+    """The number of letters to insert, remove or change to make one text of the other."""
+    row = list(range(len(other) + 1))
+    for number_, letter in enumerate(one, 1):
+        above, row[0] = row[0], number_
+        for at, wanted in enumerate(other, 1):
+            above, row[at] = row[at], min(row[at] + 1, row[at - 1] + 1, above + (letter != wanted))
+    return row[-1]
