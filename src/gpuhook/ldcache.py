@@ -39,6 +39,7 @@ _SECTION = Struct("<IIII")  # tag, flags, file offset, size
 _DIGITS = b"0123456789"
 _COLLAPSE = bytes.maketrans(_DIGITS, b"0" * 10)
 _ABOVE = bytes.maketrans(_DIGITS, bytes(range(0xE0, 0xEA)))
+_LENGTHS = tuple([bytes((0xF0 + length,)) for length in range(10)])
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -145,28 +146,34 @@ def _decode(data: bytes) -> "tuple[list[Raw], tuple[bytes, ...]]":
         raise ValueError(f"{count} entries, at most {LIMIT_ENTRIES} are accepted")
     if end > len(data):
         raise ValueError(f"truncated: {count} entries and their strings end at {end}, the file at {len(data)}")
-    strings = data[table:end] + b"\0"
+    if count and (length == 0 or data[end - 1]):
+        raise ValueError("the strings do not end")
     hwcaps = _hwcaps(data, base, extension)
-    start = table - base
-    find = strings.find
+    body = data[base:] if base else data
+    start, end = table - base, end - base
+    find = body.find
     total = 0
     rows: list[Raw] = []
-    for flags, key, path, kernel, hwcap in _ROW.iter_unpack(memoryview(data)[base + 48 : table]):
-        key -= start  # noqa: PLW2901 - a name for each would cost a tenth of the time
-        path -= start  # noqa: PLW2901
-        if key < 0 or path < 0 or (hwcap >= _HWCAP_EXTENSION and not _known(hwcap, hwcaps)):
+    for flags, key, at, kernel, hwcap in _ROW.iter_unpack(memoryview(body)[48:start]):
+        if not (start <= at < end and start <= key < end and body[at] == 0x2F):
             continue
-        key_end = find(0, key, key + LIMIT_NAME + 1)
-        path_end = find(0, path, path + LIMIT_NAME + 1)
-        if key_end <= key or path_end <= path:
+        if hwcap >= _HWCAP_EXTENSION and not _is_known(hwcap, hwcaps):
             continue
-        total += key_end - key + path_end - path
+        stop = find(0, at, at + LIMIT_NAME + 1)
+        path = body[at:stop]
+        if at < key < stop:  # ldconfig has a name share the end of its path
+            name = path[key - at :]
+        else:
+            name_stop = find(0, key, key + LIMIT_NAME + 1)
+            name = body[key:name_stop] if name_stop > 0 else b""
+        total += len(path) + len(name)
         if total > LIMIT_STRINGS:
             raise ValueError(f"names and paths of more than {LIMIT_STRINGS} bytes")
-        if strings[path] == 0x2F:
-            rows.append((flags, strings[key:key_end], strings[path:path_end], kernel, hwcap))
+        if name and stop > 0:
+            rows.append((flags, name, path, kernel, hwcap))
     # one look at all strings tells whether a look at each is needed
-    if not (b"\n" not in strings and strings.isascii() and b"0" * 10 not in strings.translate(_COLLAPSE)):
+    strings = body[start:end]
+    if b"\n" in strings or not strings.isascii() or b"0" * 10 in strings.translate(_COLLAPSE):
         rows = [row for row in rows if _is_usable(row[1], row[2])]
     return rows, hwcaps
 
@@ -175,7 +182,7 @@ def _is_usable(name: bytes, path: bytes) -> bool:
     return b"\n" not in name and b"\n" not in path and name.isascii() and b"0" * 10 not in name.translate(_COLLAPSE)
 
 
-def _known(hwcap: int, hwcaps: "tuple[bytes, ...]") -> bool:
+def _is_known(hwcap: int, hwcaps: "tuple[bytes, ...]") -> bool:
     """Whether an entry's hwcap word names a directory that the cache lists, or is one of the older kind."""
     return not _is_extension(hwcap) or hwcap & 0xFFFFFFFF < len(hwcaps)
 
@@ -213,8 +220,8 @@ def _hwcaps(data: bytes, base: int, offset: int) -> "tuple[bytes, ...]":
             if length > 4 * 256 or length & 3 or at + length > size:
                 return ()
             words = [int.from_bytes(data[i : i + 4], "little") + base for i in range(at, at + length, 4)]
-            names = [data[word : data.find(0, word, word + 256)] for word in words]
-            return tuple(names) if all(names) else ()
+            names = [data[word : word + 256].partition(b"\0")[0] for word in words]
+            return tuple(names) if all(0 < len(name) < 256 for name in names) else ()
     return ()
 
 
@@ -227,31 +234,24 @@ def _keys(names: "list[bytes]") -> "list[bytes]":
     if not names:
         return []
     joined = b"\0".join(names)
-    quick = joined.translate(_ABOVE).split(b"\0")
-    collapsed = joined.translate(_COLLAPSE).split(b"\0")
-    return [
-        _slow_key(name) if b"00" in shape else key for name, shape, key in zip(names, collapsed, quick, strict=True)
-    ]
-
-
-def _slow_key(name: bytes) -> bytes:
-    key = bytearray()
-    digits = bytearray()
-    for byte in name + b"\0":
-        if 0x30 <= byte <= 0x39:
-            digits.append(byte)
-            continue
-        if digits:
-            number = digits.lstrip(b"0") or b"0"
-            if len(number) == 1:
-                key += number.translate(_ABOVE)
-            else:
-                key.append(0xF0 + len(number))
-                key += number
-            digits.clear()
-        key.append(byte)
-    del key[-1]
-    return bytes(key)
+    shape = joined.translate(_COLLAPSE)
+    above = joined.translate(_ABOVE)
+    parts = []
+    done = 0
+    at = shape.find(b"00")
+    while at >= 0:
+        stop = at + 2
+        while shape[stop : stop + 1] == b"0":
+            stop += 1
+        number = above[at:stop].lstrip(b"\xe0") or b"\xe0"
+        parts.append(above[done:at])
+        if len(number) > 1:
+            parts.append(_LENGTHS[len(number)])
+        parts.append(number)
+        done = stop
+        at = shape.find(b"00", stop)
+    parts.append(above[done:])
+    return b"".join(parts).split(b"\0")
 
 
 def _encode(rows: "list[Raw]", hwcaps: "tuple[bytes, ...]") -> bytes:
