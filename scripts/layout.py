@@ -77,13 +77,11 @@ def make_library(new: str, checkout: str, vendor: str, version: str) -> None:
         invalidation_mode=PycInvalidationMode.UNCHECKED_HASH,
     )
     own = os.geteuid() == 0
-    for folder, folders, files in os.walk(new):
-        for name in folders + files:
-            path = os.path.join(folder, name)
-            os.chmod(path, 0o755 if name in folders else 0o644)
+    for folder, _, files in os.walk(new):
+        for path, mode in ((folder, 0o755), *((os.path.join(folder, name), 0o644) for name in files)):
+            os.chmod(path, mode)
             if own:
                 os.chown(path, 0, 0)
-    os.chmod(new, 0o755)
 
 
 def put_folder(new: str, place: str) -> None:
