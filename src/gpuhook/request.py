@@ -29,7 +29,7 @@ _YES = ("1", "t", "true", "yes")
 _NO = ("", "0", "f", "false", "no")
 _NOT_CONSTRAINTS = "NVIDIA_REQUIRE_JETPACK"  # prefix of variables that are no constraints (field report R18)
 _PRIVILEGED = (  # field report R22
-    "the container is privileged (CAP_SYS_ADMIN): the choice of GPUs binds it only as far as the engine's device rules do"
+    "the container is privileged (CAP_SYS_ADMIN): the choice of GPUs holds only if the engine's device rules do"
 )
 _MISSES = frozenset(
     (
