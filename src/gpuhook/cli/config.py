@@ -1,0 +1,131 @@
+"""`gpuhook config`: what is in force, whether a runtime.toml is right, and where it lies."""
+
+import importlib.resources
+import json
+import os
+import tomllib
+from typing import Any, NoReturn
+
+import click
+import jsonschema
+
+from gpuhook import config as configuration
+from gpuhook import configfile, configtrust
+from gpuhook.configfile import Problem
+from gpuhook.errors import GpuhookError, shown
+
+
+@click.group()
+def config() -> None:
+    """Show and check gpuhook's configuration (runtime.toml).
+
+    \b
+    Examples:
+      gpuhook config show
+      gpuhook config validate
+      gpuhook config validate ./runtime.toml
+    """
+
+
+@config.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+def show(as_json: bool) -> None:
+    """Print every key with the value in force, and whether the file or the default gives it."""
+    path = configuration.paths(_prefix()).config
+    try:
+        parsed = _read(path) if os.path.lexists(path) else configfile.parse(b"")
+        if parsed.problems:
+            configfile.refuse(path, parsed.problems)
+    except GpuhookError as error:
+        _fail(error)
+    rows = [(key, getattr(parsed.config, key.field), _source(key, parsed)) for key in configfile.KEYS]
+    if as_json:
+        keys = {key.dotted: {"value": item, "source": source} for key, item, source in rows}
+        click.echo(json.dumps({"path": path, "keys": keys}, indent=2))
+        return
+    click.echo(f"# {path}" + ("" if os.path.lexists(path) else " (not there: defaults)"))
+    section = ""
+    for key, item, source in rows:
+        if key.section != section:
+            section = key.section
+            click.echo(f"\n[{section}]")
+        click.echo(f"{key.name} = {_toml(item)}  # {source}")
+
+
+@config.command()
+@click.argument("file", required=False, type=click.Path())
+def validate(file: str | None) -> None:
+    """Check FILE, or the runtime.toml in force: every error with its line. Exit status 0 means that it is right.
+
+    A FILE that is named need not be trusted (owner and mode) as the one in force must be.
+    """
+    path = file or configuration.paths(_prefix()).config
+    if file is None and not os.path.lexists(path):
+        click.echo(f"{path} is not there: the defaults hold")
+        return
+    try:
+        data = _content(path, trust=file is None)
+        problems = configfile.parse(data).problems
+        problems = problems or _by_schema(data)
+        if problems:
+            configfile.refuse(path, problems)
+    except GpuhookError as error:
+        _fail(error)
+    click.echo(f"{path} is right")
+
+
+@config.command()
+def path() -> None:
+    """Print where the runtime.toml in force lies, be it there or not."""
+    click.echo(configuration.paths(_prefix()).config)
+
+
+def _prefix() -> str:
+    """What this installation lies below."""
+    found = click.get_current_context().find_root().obj
+    return found if isinstance(found, str) else ""
+
+
+def _fail(error: GpuhookError) -> NoReturn:
+    click.echo(str(error), err=True)
+    raise SystemExit(error.exit_code)
+
+
+def _read(path: str) -> configfile.Parsed:
+    return configfile.parse(configtrust.read(path, configuration.LIMIT)[0])
+
+
+def _content(path: str, trust: bool) -> bytes:
+    """The text of a runtime.toml; the one in force must be trusted, a draft need not be."""
+    if trust:
+        return configtrust.read(path, configuration.LIMIT)[0]
+    try:
+        with open(path, "rb") as file:
+            data = file.read(configuration.LIMIT + 1)
+    except OSError as error:
+        raise GpuhookError("config-invalid", f"{shown(path)} cannot be read: {error.strerror}") from None
+    if len(data) > configuration.LIMIT:
+        raise GpuhookError("config-invalid", f"{shown(path)} is longer than {configuration.LIMIT} bytes")
+    return data
+
+
+def _by_schema(data: bytes) -> tuple[Problem, ...]:
+    """What the published schema refuses: a second opinion on a file that our own checks found right."""
+    text = data.decode()
+    schema = json.loads(importlib.resources.files("gpuhook").joinpath("runtime-schema.json").read_text("utf-8"))
+    lines = text.splitlines()
+    found = []
+    for error in jsonschema.Draft202012Validator(schema).iter_errors(tomllib.loads(text)):
+        at = [str(part) for part in error.absolute_path if isinstance(part, str)]
+        line = configfile.find(lines, at[0], at[1] if len(at) > 1 else "") if at else 0
+        found.append(Problem(line, ".".join(at), error.message))
+    return tuple(sorted(found))
+
+
+def _source(key: configfile.Key, parsed: configfile.Parsed) -> str:
+    return "file" if key.dotted in parsed.given else "default"
+
+
+def _toml(item: Any) -> str:
+    """A value as it is written in runtime.toml; JSON's texts, numbers and lists are TOML too."""
+    return json.dumps(list(item) if isinstance(item, tuple) else item)
