@@ -1,8 +1,6 @@
-"""Read and write glibc's loader cache (`/etc/ld.so.cache`) and the configuration that `ldconfig` makes it from.
+"""Read, merge and write glibc's loader cache (`/etc/ld.so.cache`): bytes in, bytes out.
 
-No ldconfig is run: the container's could be anything, the host's knows other directories. The image's files are hostile
-data, read by handle and within bounds; what does not parse is left out and said so.
-
+The image's cache is hostile data: every offset is checked, every amount bounded, and what does not add up is left out.
 The file (glibc, sysdeps/generic/dl-cache.h), little endian: a header of 48 bytes, entries of 24 bytes sorted for the
 loader's binary search, NUL-terminated strings, and a directory of extensions that names the `glibc-hwcaps` directories.
 ldconfig before glibc 2.32 puts a table for libc5-time loaders in front of it.
@@ -37,7 +35,7 @@ _PAIR = Struct("<II")
 _SECTION = Struct("<IIII")  # tag, flags, file offset, size
 
 _DIGITS = b"0123456789"
-_COLLAPSE = bytes.maketrans(_DIGITS, b"0" * 10)
+COLLAPSE = bytes.maketrans(_DIGITS, b"0" * 10)
 _ABOVE = bytes.maketrans(_DIGITS, bytes(range(0xE0, 0xEA)))
 _LENGTHS = tuple([bytes((0xF0 + length,)) for length in range(10)])
 
@@ -72,7 +70,7 @@ def parse(data: bytes) -> tuple[Entry, ...]:
     ASCII (its place in the order differs between machines). Raises ValueError with the reason where the structure is
     broken.
     """
-    rows, hwcaps = _decode(data)
+    rows, hwcaps = decode(data)
     return tuple([_entry(row, hwcaps) for row in rows])
 
 
@@ -85,15 +83,26 @@ def merge(
     name for that machine. Deterministic, and merging the result once more with the same `ours` gives the same bytes.
     Raises ValueError where `old` is broken: whoever calls then says so and passes None.
     """
-    rows, hwcaps = ([], ()) if old is None else _decode(old)
+    rows, hwcaps = ([], ()) if old is None else decode(old)
+    return merge_rows(rows, hwcaps, ours, machine, extra)
+
+
+def merge_rows(
+    rows: "list[Raw]",
+    hwcaps: "tuple[bytes, ...]",
+    ours: "tuple[tuple[str, str], ...]",
+    machine: str,
+    extra: "Iterable[Entry]",
+) -> bytes:
+    """As `merge`, of a cache that `decode` took apart."""
     abi = FLAGS[machine]
     wanted: dict[bytes, bytes] = {}
     for name, path in ours:
-        wanted.setdefault(_bytes(name), _bytes(path))
+        wanted.setdefault(raw(name), raw(path))
     # The loader takes libcuda.so.01 for libcuda.so.1, so names are compared as it compares them. An ABI of 1 (ELF for
     # any libc) matches everywhere.
-    keys = _keys([row[1] for row in rows])
-    own_keys = _keys(list(wanted))
+    keys = order_keys([row[1] for row in rows])
+    own_keys = order_keys(list(wanted))
     taken = set(own_keys)
     order = [
         ((key, row[0], row[4]), row)
@@ -101,10 +110,10 @@ def merge(
         if key not in taken or (row[0] != abi and row[0] != 1)
     ]
     order += [((key, abi, 0), (abi, *item, 0, 0)) for key, item in zip(own_keys, wanted.items(), strict=True)]
-    added = [(entry.flags, _bytes(entry.name), _bytes(entry.path), 0, 0) for entry in extra if not entry.hwcap]
+    added = [(entry.flags, raw(entry.name), raw(entry.path), 0, 0) for entry in extra if not entry.hwcap]
     if added:
         known = {item[0][:2] for item in order}
-        for key, row in zip(_keys([row[1] for row in added]), added, strict=True):
+        for key, row in zip(order_keys([row[1] for row in added]), added, strict=True):
             if (key, row[0]) not in known:
                 known.add((key, row[0]))
                 order.append(((key, row[0], 0), row))
@@ -119,22 +128,24 @@ def _place(item: "tuple[tuple[bytes, int, int], Raw]") -> "tuple[bytes, int, int
 def _entry(row: "Raw", hwcaps: "tuple[bytes, ...]") -> Entry:
     flags, name, path, _, hwcap = row
     special = hwcaps[hwcap & 0xFFFFFFFF] if _is_extension(hwcap) else b""
-    return Entry(_text(name), _text(path), flags, hwcap, _text(special))
+    return Entry(text(name), text(path), flags, hwcap, text(special))
 
 
 def _is_extension(hwcap: int) -> bool:
     return hwcap >> 42 == _HWCAP_EXTENSION >> 42
 
 
-def _text(data: bytes) -> str:
+def text(data: bytes) -> str:
+    """A name or path as text; what is not UTF-8 is surrogate-escaped."""
     return data.decode("utf-8", "surrogateescape")
 
 
-def _bytes(text: str) -> bytes:
+def raw(text: str) -> bytes:
+    """The bytes that `text` was made of."""
     return text.encode("utf-8", "surrogateescape")
 
 
-def _decode(data: bytes) -> "tuple[list[Raw], tuple[bytes, ...]]":
+def decode(data: bytes) -> "tuple[list[Raw], tuple[bytes, ...]]":
     """The usable entries and the names of the hwcaps directories that they refer to."""
     base = _start(data)
     count, length, order, extension = _HEADER.unpack_from(data, base + len(_MAGIC))
@@ -173,13 +184,13 @@ def _decode(data: bytes) -> "tuple[list[Raw], tuple[bytes, ...]]":
             rows.append((flags, name, path, kernel, hwcap))
     # one look at all strings tells whether a look at each is needed
     strings = body[start:end]
-    if b"\n" in strings or not strings.isascii() or b"0" * 10 in strings.translate(_COLLAPSE):
+    if b"\n" in strings or not strings.isascii() or b"0" * 10 in strings.translate(COLLAPSE):
         rows = [row for row in rows if _is_usable(row[1], row[2])]
     return rows, hwcaps
 
 
 def _is_usable(name: bytes, path: bytes) -> bool:
-    return b"\n" not in name and b"\n" not in path and name.isascii() and b"0" * 10 not in name.translate(_COLLAPSE)
+    return b"\n" not in name and b"\n" not in path and name.isascii() and b"0" * 10 not in name.translate(COLLAPSE)
 
 
 def _is_known(hwcap: int, hwcaps: "tuple[bytes, ...]") -> bool:
@@ -225,7 +236,7 @@ def _hwcaps(data: bytes, base: int, offset: int) -> "tuple[bytes, ...]":
     return ()
 
 
-def _keys(names: "list[bytes]") -> "list[bytes]":
+def order_keys(names: "list[bytes]") -> "list[bytes]":
     """For each name, bytes that compare as the loader compares names (`_dl_cache_libcmp`).
 
     Runs of digits count as numbers, and a digit is above all else. A one-digit number is one byte from 0xe0; a longer
@@ -234,7 +245,7 @@ def _keys(names: "list[bytes]") -> "list[bytes]":
     if not names:
         return []
     joined = b"\0".join(names)
-    shape = joined.translate(_COLLAPSE)
+    shape = joined.translate(COLLAPSE)
     above = joined.translate(_ABOVE)
     parts = []
     done = 0
