@@ -1,0 +1,13 @@
+/* A library of the simulated driver. All are linked from this one object; the linker points gpuhook_sim_text at the text
+ * of the library being made (SIM_TEXTS, written by the build) and drops the others.
+ */
+#include "base.h"
+#include "texts.h"
+
+extern const char gpuhook_sim_text[] __attribute__((visibility("hidden")));
+
+/* Whose library this is: "libcuda.so 580.95.05". */
+EXPORT const char *gpuhook_sim_version(void)
+{
+    return gpuhook_sim_text;
+}

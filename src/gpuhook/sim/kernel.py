@@ -1,0 +1,164 @@
+"""The files that stand for what the kernel shows of the driver: proc, sys, and the device nodes.
+
+Formats are those of NVIDIA's kernel module (open-gpu-kernel-modules, nv-procfs.c) and of /proc/devices.
+"""
+
+import hashlib
+import os
+import platform
+import shutil
+import stat
+import uuid
+from pathlib import Path
+
+from gpuhook.errors import GpuhookError
+from gpuhook.sim.state import State
+
+MISC_MAJOR = 10
+MEM_MAJOR = 1
+
+# Character devices that do nothing to anyone who opens them, none of which runc lets a container open by default; which
+# of them a kernel has, and by which minor, is said by /proc/misc. Watchdogs and the like are not here for a reason.
+_HARMLESS = (
+    "loop-control",
+    "fuse",
+    "vsock",
+    "autofs",
+    "btrfs-control",
+    "kvm",
+    "userfaultfd",
+    "vga_arbiter",
+    "cpu_dma_latency",
+    "vhost-net",
+    "vhost-vsock",
+    "rfkill",
+    "udmabuf",
+)
+# Where none of those can be opened (a container that builds this): zero, null, full, urandom, random. Every container
+# may open these, so a test of device rules needs the former.
+_MEMORY = (5, 3, 7, 9, 8)
+
+_CONTROL = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
+
+
+def write_module(root: Path, state: State, major: int) -> None:
+    """Write (or, with no module loaded, remove) what the kernel module shows; the rest of proc stays as it is."""
+    driver = root / "proc/driver/nvidia"
+    module = root / "sys/module/nvidia"
+    for directory in (driver, module, root / "proc/driver/nvidia-caps"):
+        shutil.rmtree(directory, ignore_errors=True)
+    lines = ["Character devices:", "  1 mem", "  5 /dev/tty", " 10 misc"]
+    if version := state.module:
+        # up to 545 one name stood for all nodes of major 195
+        names = ["nvidia-frontend"] if int(version.split(".")[0]) < 550 else ["nvidia", "nvidia-modeset", "nvidiactl"]
+        lines += [f"{major:3} {name}" for name in (*names, "nvidia-uvm")]
+        lines += ["238 nvidia-caps", "239 nvidia-caps-imex-channels"]
+        (driver / "gpus").mkdir(parents=True)
+        for path, content in _module_files(state, version).items():
+            _write(root / path, content)
+    lines += ["", "Block devices:", "  7 loop", "254 virtblk", ""]
+    _write(root / "proc/devices", "\n".join(lines))
+
+
+def write_boot(root: Path) -> None:
+    """Write what is new at each boot."""
+    _write(root / "proc/sys/kernel/random/boot_id", f"{uuid.uuid4()}\n")
+
+
+def _module_files(state: State, version: str) -> dict[str, str]:
+    capability = "DeviceFileMinor: {}\nDeviceFileMode: 256\nDeviceFileModify: 1\n"
+    files = {
+        "proc/driver/nvidia/version": (
+            f"NVRM version: NVIDIA UNIX {platform.machine()} Kernel Module  {version}  Tue Sep 23 10:11:16 UTC 2025\n"
+            "GCC version:  gcc version 12.2.0 (Debian 12.2.0-14+deb12u1) \n"
+        ),
+        "proc/driver/nvidia/params": (
+            "ResmanDebugLevel: 4294967295\nRmLogonRC: 1\nModifyDeviceFiles: 1\nDeviceFileUID: 0\nDeviceFileGID: 0\n"
+            "DeviceFileMode: 438\nInitializeSystemMemoryAllocations: 1\nUsePageAttributeTable: 4294967295\n"
+            'EnableMSI: 1\nDynamicPowerManagement: 3\nRegistryDwords: ""\nRegistryDwordsPerDevice: ""\nRmMsg: ""\n'
+            'GpuBlacklist: ""\nTemporaryFilePath: ""\nExcludedGpus: ""\n'
+        ),
+        "proc/driver/nvidia/registry": 'Binary: ""\n',
+        "proc/driver/nvidia/capabilities/mig/config": capability.format(1),
+        "proc/driver/nvidia/capabilities/mig/monitor": capability.format(2),
+        "proc/driver/nvidia-caps/mig-minors": "config 1\nmonitor 2\n",
+        "sys/module/nvidia/version": f"{version}\n",
+        "sys/module/nvidia/srcversion": hashlib.sha256(version.encode()).hexdigest()[:24].upper() + "\n",
+        "sys/module/nvidia/initstate": "live\n",
+        "sys/module/nvidia/refcnt": "4\n",
+    }
+    for number, gpu in enumerate(state.gpus):
+        address = gpu.bus_id[4:] if gpu.bus_id.startswith("0000") else gpu.bus_id
+        files[f"proc/driver/nvidia/gpus/{address}/information"] = (
+            f"Model: \t\t {gpu.model}\nIRQ:   \t\t {64 + number}\nGPU UUID: \t {gpu.uuid}\n"
+            "Video BIOS: \t 96.00.74.00.01\nBus Type: \t PCIe\nDMA Size: \t 52 bits\nDMA Mask: \t 0xfffffffffffff\n"
+            f"Bus Location: \t {address}\nDevice Minor: \t {gpu.minor}\n"
+            f"GPU Firmware: \t {version}\nGPU Excluded:\t No\n"
+        )
+
+    return files
+
+
+def make_nodes(root: Path, state: State) -> int:
+    """Make the stand-ins below dev and say their major. Raises sim-failed where nodes can't be made or opened.
+
+    GPU 0 and 1 differ, and no GPU shares a stand-in with a control node as long as there are enough to go round.
+    """
+    directory = root / "dev"
+    directory.mkdir(exist_ok=True)
+    major, minors = _stand_ins(directory)
+    controls = minors[-4:] if len(minors) >= 6 else minors[-1:] * 4
+    gpus = minors[: len(minors) - len(set(controls))]
+    for name, minor in zip(_CONTROL, controls, strict=True):
+        _node(directory / name, major, minor)
+    for index, gpu in enumerate(state.gpus):
+        _node(directory / f"nvidia{gpu.minor}", major, gpus[index % len(gpus)])
+    return major
+
+
+def _stand_ins(directory: Path) -> tuple[int, list[int]]:
+    try:
+        lines = [line.split() for line in Path("/proc/misc").read_text().splitlines()]
+    except OSError:
+        lines = []
+    known = {words[1]: int(words[0]) for words in lines if len(words) == 2}
+    for major, minors in (
+        (MISC_MAJOR, [known[name] for name in _HARMLESS if name in known]),
+        (MEM_MAJOR, list(_MEMORY)),
+    ):
+        usable = [minor for minor in minors if _opens(directory / "stand-in", major, minor)]
+        if len(usable) >= 3:
+            return major, usable
+    raise GpuhookError(
+        "sim-failed",
+        f"no device node made in {directory.parent.parent} can be opened, so none can stand in for the driver's",
+        "choose a directory on a file system that is not mounted nodev, or allow this container to open devices",
+    )
+
+
+def _opens(path: Path, major: int, minor: int) -> bool:
+    _node(path, major, minor)
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
+    except OSError:
+        return False
+    finally:
+        path.unlink()
+    return True
+
+
+def _node(path: Path, major: int, minor: int) -> None:
+    try:
+        os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(major, minor))
+    except PermissionError:
+        raise GpuhookError(
+            "sim-failed",
+            f"making the device node {path.name} was refused: only root may, and the simulated driver needs some",
+            "run it as root (not in a user namespace)",
+        ) from None
+    path.chmod(0o666)  # whatever the umask
+
+
+def _write(path: Path, content: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content)

@@ -1,0 +1,93 @@
+"""Which libraries a driver has, and where distributions put them.
+
+Names, sonames and links follow NVIDIA's installer and its manifest as far as they can be seen from the installed files;
+DT_NEEDED names only those dependencies among the driver's own libraries that the real ones have, and the C library.
+"""
+
+import platform
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Library:
+    """A library of the driver: `name` is the file name up to `.so`, with a directory below the library directory.
+
+    `soname` is the number behind `.so.`; empty: the soname is the file name. `dev`: a link `libX.so` exists.
+    `needed` are `name`s of other libraries. `version` is the file's own version, empty for the driver's.
+    """
+
+    name: str
+    soname: str = ""
+    dev: bool = False
+    needed: tuple[str, ...] = ()
+    version: str = ""
+    aliases: tuple[str, ...] = ()
+
+    def file(self, driver: str) -> str:
+        """The file name, with its directory."""
+        return f"{self.name}.so.{self.version or driver}"
+
+    def soname_text(self, driver: str) -> str:
+        """DT_SONAME."""
+        name = self.name.rpartition("/")[2]
+        return f"{name}.so.{self.soname or self.version or driver}"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where a distribution puts the libraries: `libraries` below the root, `conf` the text of /etc/ld.so.conf."""
+
+    libraries: str
+    conf: str
+    text: str
+
+
+_TRIPLET = f"{platform.machine()}-linux-gnu"
+
+LAYOUTS = {
+    "debian": Layout(
+        f"usr/lib/{_TRIPLET}",
+        f"/usr/local/lib/{_TRIPLET}\n/lib/{_TRIPLET}\n/usr/lib/{_TRIPLET}\n",
+        "Debian, Ubuntu",
+    ),
+    "fedora": Layout("usr/lib64", "/lib64\n/usr/lib64\n", "Fedora, RHEL and its kin, SUSE"),
+}
+
+LIBRARIES = (
+    Library("libcuda", "1", dev=True),
+    Library("libnvidia-ml", "1", dev=True),
+    Library("libcudadebugger", "1"),
+    Library("libnvidia-ptxjitcompiler", "1", dev=True),
+    Library("libnvidia-nvvm", "4", dev=True),
+    Library("libnvidia-gpucomp"),
+    Library("libnvidia-opencl", "1"),
+    Library("libnvidia-allocator", "1", dev=True),
+    Library("libnvidia-cfg", "1", dev=True),
+    Library("libnvidia-pkcs11-openssl3"),
+    Library("libnvidia-sandboxutils", "1", dev=True),
+    Library("libnvcuvid", "1", dev=True, needed=("libcuda",)),
+    Library("libnvidia-encode", "1", dev=True, needed=("libcuda", "libnvcuvid")),
+    Library("libnvidia-opticalflow", "1", dev=True),
+    Library("libnvidia-tls"),
+    Library("libnvidia-glsi"),
+    Library("libnvidia-glcore", needed=("libnvidia-gpucomp",)),
+    Library("libnvidia-eglcore", needed=("libnvidia-gpucomp",)),
+    Library("libnvidia-glvkspirv", needed=("libnvidia-gpucomp",)),
+    Library("libGLX_nvidia", "0", needed=("libnvidia-tls", "libnvidia-glcore"), aliases=("libGLX_indirect.so.0",)),
+    Library("libEGL_nvidia", "0", needed=("libnvidia-glsi",)),
+    Library("libGLESv1_CM_nvidia", "1", needed=("libnvidia-eglcore",)),
+    Library("libGLESv2_nvidia", "2", needed=("libnvidia-eglcore",)),
+    Library("libnvoptix", "1"),
+    Library("libnvidia-rtcore", needed=("libnvidia-gpucomp",)),
+    Library("libnvidia-ngx", "1"),
+    Library("libnvidia-fbc", "1", dev=True),
+    Library("vdpau/libvdpau_nvidia", "1", dev=True),
+    # companions: shipped with the driver under versions of their own
+    Library("libnvidia-nvvm70", version="4"),
+    Library("libnvidia-api", version="1"),
+    Library("libnvidia-egl-wayland", "1", version="1.1.19"),
+    Library("libnvidia-egl-gbm", "1", version="1.1.2"),
+)
+
+# besides nvidia-smi, which is a program of its own
+PROGRAMS = ("nvidia-debugdump", "nvidia-persistenced", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server")

@@ -1,0 +1,83 @@
+"""sim/nvml.conf: what the simulated NVML answers, and from which the files of proc and sys are written again."""
+
+from dataclasses import dataclass
+
+from gpuhook.sim.options import BRANDS, SimGpu, check_faults, invalid
+
+CONF = "sim/nvml.conf"
+COUNT = "sim/nvml.count"
+
+# libnvidia-ml.so.1 takes a text for this file only if it begins so
+_HEAD = """\
+# gpuhook simulated driver: what libnvidia-ml.so.1 of this tree answers. It is read again at each initialisation of
+# NVML; a copy of the library that lies elsewhere (in a container) answers what was compiled into it.
+#
+# driver, cuda   as NVML says them; cuda is 1000 * major + 10 * minor
+# fault          none, or a comma list of: not-loaded version-mismatch gpu-lost=N hang crash slow=MS no-cuda-call
+#                (N is an NVML index; `gpuhook sim fault DIR FAULT` also changes the files of proc and sys to match)
+# gpu            one line for each GPU, in NVML's order: UUID BUS-ID MINOR BRAND-NUMBER ARCH MEMORY-MIB NAME
+#
+# Each initialisation of NVML adds one byte to nvml.count beside this file.
+"""
+
+
+@dataclass(frozen=True)
+class State:
+    """A simulated driver at one moment. `cuda` is as NVML has it (13000)."""
+
+    driver: str
+    cuda: int
+    gpus: tuple[SimGpu, ...]
+    faults: tuple[str, ...]
+
+    @property
+    def module(self) -> str:
+        """The version of the loaded kernel module, or empty where none is loaded."""
+        if "not-loaded" in self.faults:
+            return ""
+        if "version-mismatch" not in self.faults:
+            return self.driver
+        *head, last = self.driver.split(".")
+        return ".".join([*head, str(int(last) + 1).zfill(len(last))])
+
+
+def cuda_number(text: str) -> int:
+    """13.0 -> 13000, as NVML has it."""
+    major, minor = text.split(".")
+    return int(major) * 1000 + int(minor) * 10
+
+
+def text(state: State) -> str:
+    """The text of nvml.conf."""
+    lines = [f"driver = {state.driver}", f"cuda = {state.cuda}", "fault = " + (",".join(state.faults) or "none")]
+    for gpu in state.gpus:
+        brand = BRANDS.index(gpu.brand)
+        lines.append(f"gpu = {gpu.uuid} {gpu.bus_id} {gpu.minor} {brand} {gpu.arch} {gpu.memory} {gpu.model}")
+    return _HEAD + "\n".join(lines) + "\n"
+
+
+def parse(content: str) -> State:
+    """Read nvml.conf back. Raises sim-invalid naming the line."""
+    driver, cuda, fault = "", 0, "none"
+    gpus: list[SimGpu] = []
+    for number, line in enumerate(content.splitlines(), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        key, _, rest = (part.strip() for part in line.partition("="))
+        try:
+            if key == "driver":
+                driver = rest
+            elif key == "cuda":
+                cuda = int(rest)
+            elif key == "fault":
+                fault = rest
+            elif key == "gpu":
+                uuid, bus_id, minor, brand, arch, memory, model = rest.split(" ", 6)
+                gpus.append(SimGpu(uuid, bus_id, int(minor), BRANDS[int(brand)], arch, int(memory), model))
+            else:
+                raise ValueError
+        except (ValueError, IndexError):
+            raise invalid(f"{CONF} line {number}", line, "not understood; the head of the file explains it") from None
+    if not driver or not cuda:
+        raise invalid(CONF, content[:40], "driver and cuda are missing")
+    return State(driver, cuda, tuple(gpus), check_faults([fault], len(gpus)))

@@ -1,0 +1,125 @@
+"""Make a simulated driver, change its fault, ask how often its NVML was initialised."""
+
+import os
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+
+from gpuhook.errors import GpuhookError
+from gpuhook.sim import build, cache, kernel, state
+from gpuhook.sim.libraries import LAYOUTS, LIBRARIES, Library
+from gpuhook.sim.options import SimOptions, check, check_faults
+from gpuhook.sim.state import State
+
+
+def create(directory: Path, options: SimOptions | None = None) -> None:
+    """Make `directory` the root of a host with a simulated driver.
+
+    It must not exist or be empty; its parent must exist. On failure nothing is left. Raises sim-invalid,
+    sim-compiler-missing and sim-failed.
+    """
+    options = options or SimOptions()
+    gpus = check(options)
+    faults = check_faults(options.faults, options.gpus)
+    directory = Path(os.path.abspath(directory))
+    _check_target(directory)
+    now = State(options.driver, state.cuda_number(options.cuda), gpus, faults)
+    try:
+        temporary = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+        try:
+            _fill(temporary, options, now)
+            temporary.rename(directory)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+    except OSError as error:
+        raise GpuhookError("sim-failed", f"making the simulated driver in {directory} failed: {error}") from None
+
+
+def set_fault(directory: Path, fault: str) -> None:
+    """Make a simulated driver fail in this way from now on: `none`, or a comma list of faults. Raises sim-invalid."""
+    directory = Path(directory)
+    old = _load(directory)
+    new = State(old.driver, old.cuda, old.gpus, check_faults([fault], len(old.gpus)))
+    try:
+        major = os.major((directory / "dev/nvidiactl").stat().st_rdev)
+        kernel.write_module(directory, new, major)
+        _settle(directory / "proc")
+        _settle(directory / "sys")
+        # by rename: NVML reads either the old text or the new one
+        temporary = directory / (state.CONF + ".new")
+        temporary.write_text(state.text(new))
+        temporary.chmod(0o644)
+        temporary.rename(directory / state.CONF)
+    except OSError as error:
+        raise GpuhookError("sim-failed", f"changing the simulated driver in {directory} failed: {error}") from None
+
+
+def init_count(directory: Path) -> int:
+    """How often NVML was initialised from this tree's library (not from a copy in a container)."""
+    return (Path(directory) / state.COUNT).stat().st_size
+
+
+def _load(directory: Path) -> State:
+    try:
+        text = (directory / state.CONF).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise GpuhookError(
+            "sim-invalid",
+            f"{directory} is no simulated driver: {state.CONF} cannot be read: {error}",
+            f"make one: gpuhook sim create {directory}",
+        ) from None
+    return state.parse(text)
+
+
+def _check_target(directory: Path) -> None:
+    if not directory.parent.is_dir():
+        raise GpuhookError(
+            "sim-invalid",
+            f"DIR {str(directory)!r}: there is no directory {directory.parent}",
+            f"mkdir -p {directory.parent}",
+        )
+    hint = "name a directory that does not exist yet, or an empty one"
+    if directory.is_symlink() or (directory.exists() and not directory.is_dir()):
+        raise GpuhookError("sim-invalid", f"DIR {str(directory)!r}: exists and is no directory", hint)
+    if directory.is_dir() and any(directory.iterdir()):
+        raise GpuhookError("sim-invalid", f"DIR {str(directory)!r}: is not empty", hint)
+
+
+def _fill(root: Path, options: SimOptions, now: State) -> None:
+    layout = LAYOUTS[options.layout]
+    extra = tuple(Library(name, "1") for name in options.extra_libraries)
+    for name in ("usr/bin", "usr/sbin", "usr/lib", "usr/lib64", "etc", "run", "tmp", "var", "sim", layout.libraries):
+        (root / name).mkdir(parents=True, exist_ok=True)
+    for name in ("bin", "sbin", "lib", "lib64"):
+        (root / name).symlink_to(f"usr/{name}")
+    (root / "var/run").symlink_to("../run")
+    major = kernel.make_nodes(root, now)  # first: it fails soonest
+    build.build(root, layout.libraries, (*LIBRARIES, *extra), now)
+    firmware = root / "usr/lib/firmware/nvidia" / now.driver
+    firmware.mkdir(parents=True)
+    for name in ("gsp_ga10x.bin", "gsp_tu10x.bin"):
+        (firmware / name).write_text(f"{name} {now.driver}, simulated by gpuhook\n")
+    (root / "run/nvidia-persistenced").mkdir()
+    os.mknod(root / "run/nvidia-persistenced/socket", stat.S_IFSOCK | 0o666)
+    (root / "tmp/nvidia-mps").mkdir()
+    kernel.write_module(root, now, major)
+    kernel.write_boot(root)
+    (root / state.CONF).write_text(state.text(now))
+    (root / state.COUNT).touch()
+    cache.write(root, layout.libraries, layout.conf)
+    _settle(root)
+    (root / "tmp").chmod(0o1777)
+    # NVML's callers count here as whoever they are: the helper is nobody
+    (root / state.COUNT).chmod(0o666)
+    (root / "run/nvidia-persistenced/socket").chmod(0o666)
+
+
+def _settle(root: Path) -> None:
+    """Modes as on a host, whatever the umask."""
+    for path, _, files in os.walk(root):
+        Path(path).chmod(0o755)
+        for item in (Path(path) / name for name in files):
+            if item.is_file() and not item.is_symlink():
+                item.chmod(0o755 if item.parent.name == "bin" else 0o644)
