@@ -193,7 +193,7 @@ def write_fd(fd: int, data: bytes) -> None:
         view = view[posix.write(fd, view) :]
 
 
-def write_beside(path: str, data: bytes, mode: int, *, sync: bool = False) -> None:
+def write_beside(path: str, data: bytes, mode: int, *, owner: tuple[int, int] | None = None) -> None:
     """Replace a host file whole: written beside it and renamed, so that a reader sees the old one or the new one.
 
     A kill half-way leaves the old file and at most one `.NAME.PID.gpuhook` beside it. OSError as open, write, rename.
@@ -209,9 +209,9 @@ def write_beside(path: str, data: bytes, mode: int, *, sync: bool = False) -> No
     try:
         try:
             write_fd(fd, data)
-            posix.fchmod(fd, mode)
-            if sync:
-                posix.fsync(fd)
+            if owner is not None and owner != (posix.geteuid(), posix.getegid()):
+                posix.fchown(fd, *owner)
+            posix.fchmod(fd, mode)  # after fchown, which clears set-id bits
         finally:
             posix.close(fd)
         posix.rename(temporary, path)

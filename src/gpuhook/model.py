@@ -164,6 +164,7 @@ class Container:
 
     `env` keeps order and repeats, only entries with `=`, as (name, value). `privileged` is CAP_SYS_ADMIN in the
     bounding set, as NVIDIA's stack has it. `mounts` are (source, destination); `root` is the absolute rootfs path.
+    `tmpfs` are the destinations where the runtime mounts a fresh tmpfs and nothing else after it.
     """
 
     env: tuple[tuple[str, str], ...]
@@ -173,6 +174,7 @@ class Container:
     sandbox: bool = False
     root: str = ""
     readonly: bool = False
+    tmpfs: tuple[str, ...] = ()
 
 
 @value

@@ -1,0 +1,362 @@
+"""Steps in, kernel calls out: acquire sources on the host; inside the container attach them by handle, or undo.
+
+Hot path. Sources are opened on the host below the driver root, proven to be the files that the record names, cloned,
+and made read-only while still detached. The `Mounter` works in the child that has entered the container's mount
+namespace (enter.py): it opens nothing by a path of the host, imports nothing and executes nothing. Whatever fails, it
+undoes what it did and says which step failed and why.
+"""
+
+import errno
+import posix
+
+from gpuhook import ldcache, linux, rootfs
+from gpuhook.errors import GpuhookError
+from gpuhook.model import Bind, DriverFile, Image, Link, LoaderCache, Plan
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_FILE = linux.MOUNT_ATTR_RDONLY | linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV
+_SOCKET = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV | linux.MOUNT_ATTR_NOEXEC
+_TRIES = 16
+
+
+class Sources:
+    """Detached mounts of host objects, by their path below the driver root; each is attached or closed with the rest."""
+
+    __slots__ = ("handles",)
+
+    def __init__(self) -> None:
+        self.handles: dict[str, int] = {}
+
+    def close(self) -> None:
+        """Close all handles; a mount that was attached stays, a detached one vanishes."""
+        for fd in self.handles.values():
+            posix.close(fd)
+        self.handles.clear()
+
+
+def acquire(driver_root: str, files: "tuple[DriverFile, ...]", others: "tuple[str, ...]") -> Sources:
+    """Handles of all that may be mounted. `others` are sockets and directories, left out where they are absent.
+
+    A file that is not the one in the record (device, inode, size, times) is GpuhookError `driver-changed`: the record
+    proved its owner and its directories, and the identity carries that proof here.
+    """
+    sources = Sources()
+    root = posix.open(driver_root, linux.O_PATH | posix.O_DIRECTORY | linux.O_CLOEXEC)
+    try:
+        for item in files:
+            fd = _clone(root, item.path, _FILE, sources)
+            found = posix.fstat(fd)
+            know = item.id
+            if (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns) != (
+                know.dev,
+                know.ino,
+                know.size,
+                know.mtime,
+                know.ctime,
+            ):
+                raise _changed(item.path)
+        for path in others:
+            try:
+                _clone(root, path, _SOCKET, sources)
+            except GpuhookError as error:
+                if error.reference != "driver-changed":
+                    raise
+    except BaseException:
+        sources.close()
+        raise
+    finally:
+        posix.close(root)
+    return sources
+
+
+def _clone(root: int, path: str, attributes: int, sources: Sources) -> int:
+    flags = linux.OPEN_TREE_CLONE | linux.AT_SYMLINK_NOFOLLOW
+    try:
+        fd = linux.open_tree(root, path.lstrip("/"), flags)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR):
+            raise _changed(path) from None
+        raise _failed(f"a copy of the mount of {path}", error) from None
+    sources.handles[path] = fd
+    try:
+        linux.mount_setattr(fd, attributes, linux.MS_PRIVATE)
+    except OSError as error:
+        raise _failed(f"restricting the mount of {path}", error) from None
+    return fd
+
+
+def _changed(path: str) -> GpuhookError:
+    return GpuhookError(
+        "driver-changed",
+        f"{path} is not the file that it was when this start began: the driver is being changed",
+        "start the container again when the driver's installation has ended",
+    )
+
+
+def _failed(what: str, error: OSError) -> GpuhookError:
+    return GpuhookError("mount-failed", f"{what} failed: {error.strerror}", "see the kernel's log")
+
+
+class Mounter:
+    """Applies a plan to one root, remembers what it did, and can take it back. Lives in the child."""
+
+    __slots__ = ("directories", "image", "root", "sources", "tmpfs", "undo", "used")
+
+    def __init__(self, root: rootfs.Root, tmpfs: "tuple[str, ...]", sources: Sources, image: Image) -> None:
+        self.root = root
+        self.tmpfs = tmpfs
+        self.sources = sources
+        self.image = image
+        self.directories: dict[str, int] = {}
+        self.undo: list[Callable[[], None]] = []
+        self.used: set[str] = set()
+
+    def run(self, steps: Plan) -> "list[str]":
+        """Do every step, or none. Returns warnings; raises the GpuhookError of the step that failed, after undoing."""
+        warnings = []
+        try:
+            for step in steps.steps:
+                done = len(self.undo)
+                try:
+                    warning = self._do(step)
+                    if warning:
+                        warnings.append(warning)
+                except GpuhookError as error:
+                    if not (isinstance(step, Bind) and step.optional):
+                        raise
+                    self._undo_to(done)
+                    self.directories.clear()  # a directory that was made for this step is gone again
+                    warnings.append(f"left out {step.target}: {error.message}")
+        except BaseException:
+            self._undo_to(0)
+            raise
+        return warnings
+
+    def _do(self, step: "Bind | Link | LoaderCache") -> str:
+        if isinstance(step, Bind):
+            return self._bind(step)
+        if isinstance(step, Link):
+            return self._link(step)
+        return self._loader_cache(step)
+
+    # --- mounts -------------------------------------------------------------------------------------------------
+
+    def _bind(self, step: Bind) -> str:
+        handle = self.sources.handles.get(step.source)
+        if handle is None:
+            return ""  # a socket or directory that the host does not have
+        folder, name = self._parent(step.target)
+        target = self._mountpoint(folder, name, step)
+        if target is None:
+            return f"left out {step.target}: the container mounts something of its own there"
+        again = -1
+        try:
+            if step.source in self.used:
+                again = handle = linux.open_tree(handle, "", linux.OPEN_TREE_CLONE | linux.AT_EMPTY_PATH)
+            linux.move_mount(handle, target)
+            self.used.add(step.source)
+            self.undo.append(lambda: _unmount(folder, name))
+            self._verify(handle, folder, name, step.target)
+        except OSError as error:
+            raise _failed(f"mounting {step.source} at {step.target}", error) from None
+        finally:
+            posix.close(target)
+            if again >= 0:
+                posix.close(again)
+        return ""
+
+    def _verify(self, handle: int, folder: int, name: str, target: str) -> None:
+        """What the name leads to now is what was mounted: the target was not moved away meanwhile."""
+        source = posix.fstat(handle)
+        found = posix.stat(name, dir_fd=folder, follow_symlinks=False)
+        if (source.st_dev, source.st_ino) != (found.st_dev, found.st_ino):
+            raise GpuhookError(
+                "rootfs-unsafe",
+                f"{target} in the container was exchanged while it was mounted",
+                "let no running container share this one's root file system",
+            )
+
+    def _mountpoint(self, folder: int, name: str, step: Bind) -> int | None:
+        """A handle of an object of the right type at `name`, made where it is missing.
+
+        A link there is replaced, never followed; something mounted there by the user stays (None).
+        """
+        directory = step.kind == "directory"
+        for _ in range(_TRIES):
+            try:
+                return self._make(folder, name, directory=directory)
+            except FileExistsError:
+                pass
+            except OSError as error:
+                raise rootfs.unsafe(step.target, error) from None
+            try:
+                fd = rootfs.entry(folder, name)
+            except OSError as error:
+                if error.errno == errno.ENOENT:
+                    continue  # it was removed in between
+                if error.errno == errno.EXDEV:
+                    return None
+                raise rootfs.unsafe(step.target, error) from None
+            kind = rootfs.kind_of(posix.fstat(fd).st_mode)
+            if kind == ("directory" if directory else "file") or (kind, step.kind) == ("socket", "socket"):
+                return fd
+            posix.close(fd)
+            if kind != "link":
+                raise rootfs.unsafe(f"{step.target} (a {kind})", OSError(errno.EEXIST, ""))
+            self._remove_link(folder, name, step.target)
+        raise rootfs.unsafe(step.target, OSError(errno.ELOOP, "it keeps changing"))
+
+    def _make(self, folder: int, name: str, *, directory: bool) -> int:
+        if directory:
+            posix.mkdir(name, 0o755, dir_fd=folder)
+            self.undo.append(lambda: posix.rmdir(name, dir_fd=folder))
+            return rootfs.entry(folder, name)
+        flags = posix.O_RDONLY | posix.O_CREAT | posix.O_EXCL | linux.O_NOFOLLOW | linux.O_CLOEXEC
+        fd = posix.open(name, flags, 0o644, dir_fd=folder)
+        made = posix.fstat(fd)
+        self.undo.append(lambda: _remove_empty(folder, name, made))
+        return fd
+
+    def _remove_link(self, folder: int, name: str, target: str) -> None:
+        try:
+            text = posix.readlink(name, dir_fd=folder)
+            posix.unlink(name, dir_fd=folder)
+        except OSError as error:
+            raise rootfs.unsafe(target, error) from None
+        self.undo.append(lambda: posix.symlink(text, name, dir_fd=folder))
+
+    # --- links and files ----------------------------------------------------------------------------------------
+
+    def _link(self, step: Link) -> str:
+        folder, name = self._parent(step.target)
+        try:
+            old = posix.readlink(name, dir_fd=folder)
+        except FileNotFoundError:
+            old = None
+        except OSError:
+            return f"left out the link {step.target}: the image has something else there"
+        if old == step.text:
+            return ""
+        try:
+            _replace(folder, name, lambda temporary: posix.symlink(step.text, temporary, dir_fd=folder))
+        except OSError as error:
+            raise rootfs.unsafe(step.target, error) from None
+        if old is None:
+            self.undo.append(lambda: posix.unlink(name, dir_fd=folder))
+        else:
+            text = old
+            self.undo.append(
+                lambda: _replace(folder, name, lambda temporary: posix.symlink(text, temporary, dir_fd=folder))
+            )
+        return ""
+
+    def _loader_cache(self, step: LoaderCache) -> str:
+        for path, data in ldcache.files(self.root, step, self.machine):
+            self._write(path, data)
+        return ""
+
+    def _write(self, path: str, data: bytes) -> None:
+        """Replace a small file of the image whole; what it held is remembered for the undoing."""
+        old = self.root.read(path, ldcache.LIMIT)
+        if old == data:
+            return
+        folder, name = self._parent(path)
+        try:
+            _replace(folder, name, lambda temporary: _write_new(folder, temporary, data))
+        except OSError as error:
+            raise rootfs.unsafe(path, error) from None
+        if old is None:
+            self.undo.append(lambda: posix.unlink(name, dir_fd=folder))
+        else:
+            content = old
+            self.undo.append(lambda: _replace(folder, name, lambda new: _write_new(folder, new, content)))
+
+    # --- both ---------------------------------------------------------------------------------------------------
+
+    def _parent(self, path: str) -> "tuple[int, str]":
+        """The directory that `path` lies in, made where it is missing, and the last name. Handles are kept."""
+        folder, _, name = path.rpartition("/")
+        fd = self.directories.get(folder)
+        if fd is None:
+            made: list[tuple[int, str]] = []
+            try:
+                fd = self._directory(folder or "/", made)
+            finally:
+                for parent, child in made:
+                    self.undo.append(_remover(parent, child))
+            self.directories[folder] = fd
+        return fd, name
+
+    def _directory(self, path: str, made: "list[tuple[int, str]]") -> int:
+        """A directory of the root's own mount, or of a fresh tmpfs that the spec mounts over it (`/run`, `/tmp`)."""
+        for mount in self.tmpfs:
+            if path == mount or path.startswith(f"{mount}/"):
+                try:
+                    fd = self.root.open(mount, linux.O_PATH | posix.O_DIRECTORY)
+                except OSError as error:
+                    raise rootfs.unsafe(mount, error) from None
+                return rootfs.Root(fd, self.root.proc, mount).directory(path[len(mount) :] or "/", made)
+        return self.root.directory(path, made)
+
+    def _undo_to(self, done: int) -> None:
+        while len(self.undo) > done:
+            try:
+                self.undo.pop()()
+            except OSError:  # what can't be taken back dies with the container; go on with the rest
+                pass
+
+
+def _remover(parent: int, name: str) -> "Callable[[], None]":
+    return lambda: posix.rmdir(name, dir_fd=parent)
+
+
+def _unmount(folder: int, name: str) -> None:
+    """Detach our mount at a name; by the directory's handle, since umount2 takes no descriptor."""
+    posix.fchdir(folder)
+    linux.umount2(name, linux.MNT_DETACH | linux.UMOUNT_NOFOLLOW)
+
+
+def _remove_empty(folder: int, name: str, made: posix.stat_result) -> None:
+    found = posix.stat(name, dir_fd=folder, follow_symlinks=False)
+    if (found.st_dev, found.st_ino, found.st_size) == (made.st_dev, made.st_ino, 0):
+        posix.unlink(name, dir_fd=folder)
+
+
+def _replace(folder: int, name: str, make: "Callable[[str], None]") -> None:
+    """Make a new object under a temporary name and rename it over `name`. OSError as the calls.
+
+    The temporary name is fixed, so that a killed start leaves at most one and the next start clears it away; another
+    start on the same root may take it from under us, so it is tried again.
+    """
+    temporary = f".{name}.gpuhook"
+    for attempt in range(_TRIES):
+        try:
+            make(temporary)
+            posix.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+        except FileExistsError:
+            _discard(folder, temporary)
+        except FileNotFoundError:
+            if attempt == _TRIES - 1:
+                raise
+        else:
+            return
+    raise OSError(errno.EEXIST, "")
+
+
+def _discard(folder: int, name: str) -> None:
+    try:
+        posix.unlink(name, dir_fd=folder)
+    except FileNotFoundError:
+        pass
+
+
+def _write_new(folder: int, name: str, data: bytes) -> None:
+    flags = posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | linux.O_NOFOLLOW | linux.O_CLOEXEC
+    fd = posix.open(name, flags, 0o644, dir_fd=folder)
+    try:
+        linux.write_fd(fd, data)
+    finally:
+        posix.close(fd)

@@ -1,0 +1,206 @@
+"""Enter a container's mount namespace in a forked child, and be back before the deadline.
+
+Hot path. The parent holds the handles that were opened on the host and waits on a pipe; the child enters, proves that
+the root it finds is the container's own, looks at the image, and hands the plan to the `Mounter`. The child never
+returns and its words cross the pipe as JSON. A child that hangs is killed, and left to the kernel where that fails: it
+holds nothing that the runtime waits for.
+"""
+
+import posix
+import select
+import sys
+import time
+
+from gpuhook import jsonio, linux, rootfs
+from gpuhook.apply import Mounter, Sources
+from gpuhook.errors import GpuhookError
+from gpuhook.model import Image, Plan
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    MakePlan = Callable[[rootfs.Root], tuple[Plan, Image]]
+
+_ANSWER_LIMIT = 1 << 20
+_SIGKILL = 9
+_REAP_TRIES = 50
+
+
+def mount(
+    pid: int,
+    root: str,
+    tmpfs: "tuple[str, ...]",
+    sources: Sources,
+    make_plan: "MakePlan",
+    deadline: int,
+) -> "tuple[str, ...]":
+    """Do to the container of init process `pid` what `make_plan` says of its root; returns warnings.
+
+    `root` is the container's root as the host names it, `tmpfs` the destinations where the spec mounts a fresh tmpfs,
+    in which things may be made as in the root. Raises what the child raised, `deadline-passed` after `deadline`
+    seconds, `container-gone` where the process has ended.
+    """
+    proc = rootfs.open_proc()
+    namespace = _namespace(pid, proc)
+    reading, writing = posix.pipe2(linux.O_CLOEXEC)
+    jsonio.dumps({})  # the encoder is loaded before the container's file system is in sight
+    child = posix.fork()
+    if child == 0:
+        code = 70
+        try:
+            posix.close(reading)
+            answer = _guarded(proc, namespace, root, tmpfs, sources, make_plan)
+            linux.write_fd(writing, jsonio.dumps(answer))
+            code = 0
+        finally:
+            posix._exit(code)
+    posix.close(writing)
+    posix.close(namespace)
+    posix.close(proc)
+    try:
+        answer = _await(reading, deadline)
+    finally:
+        posix.close(reading)
+        _reap(child)
+    error = answer.get("error")
+    if isinstance(error, list):
+        raise GpuhookError(str(error[0]), str(error[1]), str(error[2]))
+    warnings = answer.get("warnings")
+    return tuple([str(item) for item in warnings]) if isinstance(warnings, list) else ()
+
+
+def _namespace(pid: int, proc: int) -> int:
+    """The mount namespace of the container's init, proven to be another than ours and to have outlived the look."""
+    try:
+        fd = posix.open(f"{pid}/ns/mnt", posix.O_RDONLY | linux.O_CLOEXEC, dir_fd=proc)
+        own = posix.stat("self/ns/mnt", dir_fd=proc)
+    except OSError as error:
+        raise GpuhookError(
+            "container-gone", f"the container's process {pid} can't be reached: {error.strerror}", "start it again"
+        ) from None
+    found = posix.fstat(fd)
+    if (found.st_dev, found.st_ino) == (own.st_dev, own.st_ino):
+        raise GpuhookError(
+            "rootfs-unsafe",
+            f"the container's process {pid} lives in the host's mount namespace",
+            "give the container a mount namespace of its own (linux.namespaces)",
+        )
+    return fd
+
+
+def _await(reading: int, deadline: int) -> "dict[str, object]":
+    """The child's answer, whole, before the deadline. A child that died without one is an error of its own."""
+    end = time.monotonic() + deadline
+    poll = select.poll()
+    poll.register(reading, select.POLLIN)
+    data = b""
+    while len(data) < _ANSWER_LIMIT:
+        left = end - time.monotonic()
+        if left <= 0 or not poll.poll(left * 1000):
+            raise GpuhookError(
+                "deadline-passed",
+                f"the container's file system did not answer within {deadline} s",
+                "see whether a volume of the container hangs; the key deadline in runtime.toml sets the time",
+            )
+        part = posix.read(reading, 65536)
+        if not part:
+            break
+        data += part
+    try:
+        answer = jsonio.loads(data)
+    except ValueError:
+        answer = None
+    if not isinstance(answer, dict):
+        raise GpuhookError("mount-failed", "the process that mounts ended without an answer", "see the kernel's log")
+    return answer  # type: ignore[return-value]
+
+
+def _reap(child: int) -> None:
+    """End the child and collect it; one that sleeps in the kernel (a dead network mount) is left to it."""
+    for _ in range(_REAP_TRIES):
+        found, _ = posix.waitpid(child, posix.WNOHANG)
+        if found:
+            return
+        posix.kill(child, _SIGKILL)
+        time.sleep(0.001)
+
+
+def _guarded(
+    proc: int,
+    namespace: int,
+    root: str,
+    tmpfs: "tuple[str, ...]",
+    sources: Sources,
+    make_plan: "MakePlan",
+) -> "dict[str, object]":
+    """The child's work as a value: warnings, or the error as [reference, message, hint]."""
+    try:
+        linux.prctl(linux.PR_SET_PDEATHSIG, _SIGKILL)
+        linux.setns(namespace, linux.CLONE_NEWNS)
+        seal_imports()
+        inside = open_root(root, proc)
+        steps, image = make_plan(inside)
+        mounter = Mounter(inside, tmpfs, sources, image)
+        return {"warnings": [*steps.warnings, *mounter.run(steps)]}
+    except GpuhookError as error:
+        return {"error": [error.reference, error.message, error.hint]}
+    except OSError as error:
+        return {"error": ["mount-failed", f"{root}: {error.strerror}", "see the kernel's log"]}
+    except Exception as error:  # the parent must hear of every failure, and a traceback would import
+        return {"error": ["internal", f"{type(error).__name__}: {error}", "this is a defect of gpuhook: report it"]}
+
+
+def seal_imports() -> None:
+    """No module can be loaded from here on: the file system in sight is the container's (CVE-2019-14271)."""
+    sys.meta_path.clear()
+    sys.path.clear()
+    sys.path_hooks.clear()
+    sys.path_importer_cache.clear()
+
+
+def open_root(path: str, proc: int) -> rootfs.Root:
+    """The container's root in its own mount namespace: a mount point, not the host's `/`, and not shared with others.
+
+    A mount made below a shared one appears on the host and outlives the container (toolkit issue 697).
+    """
+    if path in ("", "/"):
+        raise GpuhookError("rootfs-unsafe", "the container's root is the host's", "give root.path a directory")
+    root = rootfs.Root.at(path, proc)
+    number = _mount_id(root.fd, proc)
+    here = posix.readlink(f"self/fd/{root.fd}", dir_fd=proc)
+    for line in linux.read_file("self/mountinfo", 16 << 20, proc).splitlines():
+        fields = line.split(b" ")
+        if fields[0] != number:
+            continue
+        if _unescaped(fields[4]) != here.encode("utf-8", "surrogateescape"):
+            break
+        optional = fields[6 : fields.index(b"-")]
+        if any(tag.startswith(b"shared:") for tag in optional):
+            raise GpuhookError(
+                "rootfs-shared",
+                f"the container's root {path} is a shared mount: what is mounted in it would appear on the host",
+                "leave rootfsPropagation out, or say private, slave or rprivate",
+            )
+        return root
+    raise GpuhookError(
+        "rootfs-unsafe",
+        f"the container's root {path} is no mount point of its own",
+        "call gpuhook-hook at the prestart or createRuntime stage",
+    )
+
+
+def _mount_id(fd: int, proc: int) -> bytes:
+    for line in linux.read_file(f"self/fdinfo/{fd}", 4096, proc).splitlines():
+        if line.startswith(b"mnt_id:"):
+            return line[7:].strip()
+    return b""
+
+
+def _unescaped(text: bytes) -> bytes:
+    """A path of mountinfo: space, tab, newline and backslash stand there in octal (proc(5))."""
+    if b"\\" not in text:
+        return text
+    for code, char in ((b"\\040", b" "), (b"\\011", b"\t"), (b"\\012", b"\n"), (b"\\134", b"\\")):
+        text = text.replace(code, char)
+    return text

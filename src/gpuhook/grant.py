@@ -1,0 +1,71 @@
+"""What a container gets on this host, decided: the one pipeline of the shim, of `explain` and of nobody else.
+
+Hot path. Request, then requirement (parsed before the driver is touched), then the driver's record, then the verdict,
+the GPUs and their nodes. Nothing is changed here.
+"""
+
+from gpuhook import cuda, devices, request, requirement
+from gpuhook.config import Config
+from gpuhook.driver import nodes, record
+from gpuhook.errors import GpuhookError
+from gpuhook.model import Container, Gpu, Node, Record, Request, value
+
+
+@value
+class Grant:
+    """What a container gets: GPUs and device nodes, of the driver that `record` describes.
+
+    `compat`: the image's forward-compatibility libraries may be used, as the configuration and the GPUs' brands allow.
+    """
+
+    request: Request
+    record: Record
+    gpus: tuple[Gpu, ...]
+    nodes: tuple[Node, ...]
+    compat: bool
+    warnings: tuple[str, ...]
+
+
+def decide(container: Container, config: Config, prefix: str) -> Grant | None:
+    """What the container gets, or None where it asks for nothing. GpuhookError where it can't have what it asks for."""
+    asked = None if container.sandbox else request.read(container, config)
+    if asked is None:
+        return None
+    devices.check(asked)
+    policy = "off" if asked.disabled_by else config.policy
+    demands, warnings = requirement.parse_all(asked.demands, policy)
+    known = record.load(config, prefix)
+    gpus = devices.select(asked, known.gpus)
+    compat = config.cuda_compat == "path" and all(cuda.forward_compat(gpu.brand) for gpu in gpus)
+    warnings += requirement.check(
+        demands,
+        requirement.Host(known.driver, known.cuda, known.cuda_assumed),
+        gpus,
+        policy,
+        lambda: compat_version(container, known) if compat else "",
+        asked.near_misses,
+        config.allow_disable_require,
+    )
+    return Grant(
+        request=asked,
+        record=known,
+        gpus=gpus,
+        nodes=nodes.control(config, asked.capabilities) + nodes.of_gpus(config, gpus),
+        compat=compat,
+        warnings=asked.warnings + devices.left_out(asked, known.gpus) + warnings,
+    )
+
+
+def compat_version(container: Container, known: Record) -> str:
+    """The driver version of the image's forward-compatibility libraries that would be used, or ``.
+
+    Looked for only where a verdict hangs on it: before the container exists, in its root as the engine prepared it.
+    """
+    from gpuhook import image  # noqa: PLC0415
+    from gpuhook.rootfs import Root  # noqa: PLC0415
+
+    try:
+        found = image.look(Root.at(container.root), (), compat=True)
+    except GpuhookError:
+        return ""
+    return found.compat_version if cuda.compat_is_newer(found.compat_version, known.driver) else ""

@@ -1,0 +1,282 @@
+"""An OCI bundle's config.json and the state that a hook is given: load, look, edit, save.
+
+Hot path. The spec stays the dictionary that JSON gave, so that fields unknown here survive. The engine wrote the file
+and is trusted; the values in `process.env` and `annotations` are the image's and the user's and are not.
+"""
+
+import posix
+
+from gpuhook import jsonio, linux
+from gpuhook.errors import GpuhookError
+from gpuhook.model import Container, Node, value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpuhook.model import JSON
+
+_SPEC_LIMIT = 16 << 20
+_STATE_LIMIT = 1 << 20
+
+# How CRI engines mark a pod's sandbox, which gets no GPU whatever its image says (engines/findings: the pause image).
+_SANDBOX = (("io.kubernetes.cri.container-type", "sandbox"), ("io.kubernetes.cri-o.ContainerType", "sandbox"))
+
+# The hooks of NVIDIA's stack, by the name of their file; ours takes the place of one found in a spec.
+FOREIGN_HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")
+HOOK = "gpuhook-hook"
+_HOOK_ENV = "PATH=/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+class Spec:
+    """One config.json: where it lies, what it says. `path` is absolute."""
+
+    __slots__ = ("data", "folder", "mode", "owner", "path")
+
+    def __init__(self, path: str) -> None:
+        """Read it. GpuhookError `bundle-unreadable`, `spec-invalid`."""
+        self.path = path if path.startswith("/") else f"{posix.getcwd()}/{path}"
+        self.folder = self.path.rpartition("/")[0]
+        try:
+            fd = posix.open(self.path, posix.O_RDONLY | linux.O_CLOEXEC)
+            try:
+                found = posix.fstat(fd)
+                text = linux.read_fd(fd, _SPEC_LIMIT)
+            finally:
+                posix.close(fd)
+        except OSError as error:
+            raise GpuhookError(
+                "bundle-unreadable",
+                f"the bundle's {self.path} can't be read: {error.strerror}",
+                "give --bundle a directory with the config.json that the engine wrote",
+            ) from None
+        self.mode = found.st_mode & 0o7777
+        self.owner = (found.st_uid, found.st_gid)
+        try:
+            data = jsonio.loads(text)
+        except ValueError as error:
+            raise _invalid(self.path, f"is no JSON: {error}") from None
+        if not isinstance(data, dict):
+            raise _invalid(self.path, "is no JSON object")
+        self.data = data
+
+    def container(self) -> Container:
+        """What decisions need of the spec. GpuhookError `spec-invalid` where a field has another type than OCI's."""
+        process = self._object(self.data, "process")
+        mounts = []
+        types: dict[str, str] = {}
+        for item in self._list(self.data, "mounts"):
+            if not isinstance(item, dict):
+                raise _invalid(self.path, "has a mount that is no object")
+            destination = clean(self._string(item, "destination"))
+            mounts.append((self._string(item, "source"), destination))
+            types[destination] = self._string(item, "type")
+        annotations = []
+        for name, text in self._object(self.data, "annotations").items():
+            if not isinstance(text, str):
+                raise _invalid(self.path, f"has an annotation {name!r} that is no string")
+            annotations.append((name, text))
+        root = self._object(self.data, "root")
+        path = self._string(root, "path")
+        return Container(
+            env=tuple(self._env(process)),
+            annotations=tuple(annotations),
+            mounts=tuple(mounts),
+            privileged="CAP_SYS_ADMIN" in self._bounding(process),
+            sandbox=any(mark in annotations for mark in _SANDBOX),
+            root=path if path.startswith("/") else f"{self.folder}/{path}",
+            readonly=root.get("readonly") is True,
+            tmpfs=tuple([destination for destination, kind in types.items() if kind == "tmpfs"]),
+        )
+
+    def _env(self, process: "dict[str, JSON]") -> "list[tuple[str, str]]":
+        """`process.env` as (name, value), repeats kept; an entry without `=` says nothing and is skipped."""
+        pairs = []
+        for item in self._list(process, "env"):
+            if not isinstance(item, str):
+                raise _invalid(self.path, "has an entry in process.env that is no string")
+            name, equals, text = item.partition("=")
+            if equals:
+                pairs.append((name, text))
+        return pairs
+
+    def _bounding(self, process: "dict[str, JSON]") -> "list[JSON]":
+        """The bounding capabilities; before 1.0.0-rc5 `capabilities` was a plain list."""
+        capabilities = process.get("capabilities")
+        if isinstance(capabilities, list):
+            return capabilities
+        return self._list(self._object(process, "capabilities"), "bounding")
+
+    def _object(self, parent: "dict[str, JSON]", name: str) -> "dict[str, JSON]":
+        item = parent.get(name)
+        if item is None:
+            return {}
+        if not isinstance(item, dict):
+            raise _invalid(self.path, f"has a {name} that is no object")
+        return item
+
+    def _list(self, parent: "dict[str, JSON]", name: str) -> "list[JSON]":
+        item = parent.get(name)
+        if item is None:
+            return []
+        if not isinstance(item, list):
+            raise _invalid(self.path, f"has a {name} that is no list")
+        return item
+
+    def _string(self, parent: "dict[str, JSON]", name: str) -> str:
+        item = parent.get(name)
+        if item is None:
+            return ""
+        if not isinstance(item, str):
+            raise _invalid(self.path, f"has a {name} that is no string")
+        return item
+
+    # --- editing ------------------------------------------------------------------------------------------------
+
+    def grant(self, nodes: "tuple[Node, ...]") -> None:
+        """Add the device nodes, the cgroup rules that open just them, and their groups. Twice is once.
+
+        In the spec, and not behind the runtime's back, so that runc, crun and systemd know them and `daemon-reload`
+        does not take them away. Access is `rw` without `m`: no other minor can be made and opened (CVE-2021-1056).
+        """
+        linux_part = self._child(self.data, "linux")
+        devices = self._own_list(linux_part, "devices")
+        rules = self._own_list(self._child(linux_part, "resources"), "devices")
+        paths = {node.path for node in nodes}
+        devices[:] = [item for item in devices if not (isinstance(item, dict) and item.get("path") in paths)]
+        for node in nodes:
+            number: dict[str, JSON] = {"type": "c", "major": node.major, "minor": node.minor}
+            devices.append(
+                {"path": node.path, **number, "fileMode": node.mode & 0o777, "uid": node.uid, "gid": node.gid}
+            )
+            rule: dict[str, JSON] = {"allow": True, **number, "access": "rw"}
+            if rule in rules:
+                rules.remove(rule)
+            rules.append(rule)
+        if not linux_part.get("uidMappings"):
+            self._add_groups(nodes)
+
+    def _add_groups(self, nodes: "tuple[Node, ...]") -> None:
+        """The group of a node that others may not open; only without a user namespace, where a gid means itself."""
+        groups = [node.gid for node in nodes if node.gid and node.mode & 0o060 == 0o060 and node.mode & 0o006 != 0o006]
+        if not groups:
+            return
+        had = self._own_list(self._child(self._child(self.data, "process"), "user"), "additionalGids")
+        had += [gid for gid in dict.fromkeys(groups) if gid not in had]
+
+    def add_hook(self, stage: str, path: str, arguments: "list[str]", timeout: int) -> "tuple[str, ...]":
+        """Put our hook in, in the place of an earlier one or of NVIDIA's. Returns the paths of foreign hooks replaced.
+
+        The environment is always explicit: a hook without one may get the image's (CVE-2025-23266).
+        """
+        entry: dict[str, JSON] = {
+            "path": path,
+            "args": [HOOK, *arguments],
+            "env": [_HOOK_ENV],
+            "timeout": timeout,
+        }
+        hooks = self._child(self.data, "hooks")
+        replaced = []
+        placed = False
+        for name in ("prestart", "createRuntime"):
+            if name not in hooks and name != stage:
+                continue
+            kept: list[JSON] = []
+            for item in self._own_list(hooks, name):
+                file_name = _hook_name(item)
+                if file_name in FOREIGN_HOOKS and isinstance(item, dict):
+                    replaced.append(str(item.get("path")))
+                elif file_name != HOOK:
+                    kept.append(item)
+                    continue
+                if name == stage and not placed:
+                    kept.append(entry)
+                    placed = True
+            if name == stage and not placed:
+                kept.append(entry)
+            hooks[name] = kept
+        return tuple(replaced)
+
+    def _child(self, parent: "dict[str, JSON]", name: str) -> "dict[str, JSON]":
+        if parent.get(name) is None:
+            parent[name] = {}
+        return self._object(parent, name)
+
+    def _own_list(self, parent: "dict[str, JSON]", name: str) -> "list[JSON]":
+        if parent.get(name) is None:
+            parent[name] = []
+        return self._list(parent, name)
+
+    def save(self) -> None:
+        """Replace the file whole, with its mode and owner. GpuhookError `spec-not-written`."""
+        try:
+            linux.write_beside(self.path, jsonio.dumps(self.data), self.mode, owner=self.owner)
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise GpuhookError(
+                "spec-not-written",
+                f"{self.path} can't be replaced: {reason}",
+                "see that the bundle's directory is writable and its disk not full",
+            ) from None
+
+
+@value
+class State:
+    """What a runtime tells a hook on stdin (OCI runtime-spec, runtime.md#state); `root` is crun's addition."""
+
+    id: str
+    pid: int
+    bundle: str
+    root: str
+
+
+def state(text: bytes) -> State:
+    """Parse the state. GpuhookError `state-invalid` for what is no state of a container that is being made."""
+    try:
+        data = jsonio.loads(text)
+    except ValueError as error:
+        raise _bad_state(f"is no JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise _bad_state("is no JSON object")
+    pid, bundle, name, root = data.get("pid"), data.get("bundle"), data.get("id"), data.get("root", "")
+    if not isinstance(pid, int) or isinstance(pid, bool) or pid <= 1:
+        raise _bad_state(f"has the pid {pid!r}, which is no container's process seen from the host")
+    if not isinstance(bundle, str) or not bundle.startswith("/"):
+        raise _bad_state(f"has the bundle {bundle!r}, which is no absolute path")
+    if not isinstance(name, str) or not name or "/" in name:
+        raise _bad_state(f"has the id {name!r}")
+    return State(name, pid, bundle, root if isinstance(root, str) else "")
+
+
+def read_state(fd: int) -> State:
+    """Read and parse the state from a descriptor. GpuhookError `state-invalid`."""
+    try:
+        return state(linux.read_fd(fd, _STATE_LIMIT))
+    except OSError as error:
+        raise _bad_state(f"can't be read: {error.strerror}") from None
+
+
+def clean(path: str) -> str:
+    """A mount's destination without `.`, `..`, repeated and closing slashes, as runtimes clean it."""
+    done: list[str] = []
+    for part in path.split("/"):
+        if part == "..":
+            del done[-1:]
+        elif part not in ("", "."):
+            done.append(part)
+    return "/" + "/".join(done)
+
+
+def _hook_name(item: "JSON") -> str:
+    path = item.get("path") if isinstance(item, dict) else None
+    return path.rpartition("/")[2] if isinstance(path, str) else ""
+
+
+def _invalid(path: str, what: str) -> GpuhookError:
+    return GpuhookError("spec-invalid", f"{path} {what}", "the engine wrote this file; see its log")
+
+
+def _bad_state(what: str) -> GpuhookError:
+    return GpuhookError(
+        "state-invalid",
+        f"the container state on standard input {what}",
+        "gpuhook-hook is called by a low-level runtime as a prestart or createRuntime hook, not by hand",
+    )

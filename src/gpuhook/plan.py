@@ -1,0 +1,155 @@
+"""Request, driver and image in; the steps that give the container its driver out. Pure: `explain` prints what it gives.
+
+Hot path. Each kind of thing a container gets is one function. The order of steps is the order in which they are done:
+mounts, links, the loader's cache last.
+"""
+
+from gpuhook import cuda
+from gpuhook.errors import GpuhookError
+from gpuhook.model import Bind, DriverFile, Image, Link, LoaderCache, Plan, Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    Step = Bind | Link | LoaderCache
+
+# What a word of NVIDIA_DRIVER_CAPABILITIES brings besides its own files (NVIDIA's stack: `video` needs the compute
+# libraries, `display` the graphics ones).
+_BRINGS = {"video": ("compute",), "display": ("graphics",)}
+
+# Without these a capability does not work at all: capability -> (soname, what it is).
+_NEEDED = (("compute", "libcuda.so.1"), ("utility", "libnvidia-ml.so.1"))
+
+_BINARIES = "/usr/bin"
+
+
+def select(record: Record, capabilities: "tuple[str, ...]") -> "tuple[DriverFile, ...]":
+    """The driver's files that belong to the capabilities. GpuhookError `library-missing` where one can't work."""
+    wanted = {"*", *capabilities}
+    for word in capabilities:
+        wanted.update(_BRINGS.get(word, ()))
+    files = tuple([item for item in record.files if item.capability in wanted and item.bits != 32])
+    for word, soname in _NEEDED:
+        if word in wanted and not any(item.soname == soname for item in files):
+            raise GpuhookError(
+                "library-missing",
+                f"the capability {word} needs {soname} of driver {record.driver}, and this host has none",
+                f"install the driver's package with {soname}, or leave {word} out of NVIDIA_DRIVER_CAPABILITIES",
+            )
+    return files
+
+
+def make(
+    record: Record,
+    files: "tuple[DriverFile, ...]",
+    image: Image,
+    sockets: "tuple[str, ...]" = (),
+    directories: "tuple[str, ...]" = (),
+) -> Plan:
+    """All steps for one container. GpuhookError `rootfs-architecture` for an image of another machine."""
+    if image.machine and record.machine and image.machine != record.machine:
+        raise GpuhookError(
+            "rootfs-architecture",
+            f"the image is for {image.machine}, the driver of this host for {record.machine}",
+            f"use an image for {record.machine}",
+        )
+    covered = {path for path, _ in image.cover}
+    steps: list[Step] = []
+    steps += _libraries(files, image)
+    steps += _covers(files, image)
+    steps += _binaries(files)
+    steps += _firmware(files)
+    steps += [Bind(path, path, "socket", optional=True, reason="a daemon of the driver") for path in sockets]
+    steps += [Bind(path, path, "directory", optional=True, reason="a daemon of the driver") for path in directories]
+    steps += _links(files, image, covered)
+    cache = _loader_cache(files, image, record)
+    if cache is not None:
+        steps.append(cache)
+    return Plan(tuple(steps), tuple(_warnings(image, record)))
+
+
+def uses_compat(image: Image, record: Record) -> bool:
+    """Whether the image's forward-compatibility libraries go first: only those of a newer branch than the driver's."""
+    return bool(image.compat) and cuda.compat_is_newer(image.compat_version, record.driver)
+
+
+def _libraries(files: "tuple[DriverFile, ...]", image: Image) -> "list[Step]":
+    return [
+        Bind(item.path, f"{image.libdir}/{item.name}", "library", reason=_because(item))
+        for item in files
+        if item.kind == "library"
+    ]
+
+
+def _covers(files: "tuple[DriverFile, ...]", image: Image) -> "list[Step]":
+    """The image's own copies of driver libraries show the host's: else the loader, or a later ldconfig, takes them."""
+    sources = {item.name: item.path for item in files if item.kind == "library"}
+    return [
+        Bind(sources[name], path, "library", reason="covers the image's own copy")
+        for path, name in image.cover
+        if name in sources
+    ]
+
+
+def _binaries(files: "tuple[DriverFile, ...]") -> "list[Step]":
+    return [
+        Bind(item.path, f"{_BINARIES}/{item.name}", "binary", reason=_because(item))
+        for item in files
+        if item.kind == "binary"
+    ]
+
+
+def _firmware(files: "tuple[DriverFile, ...]") -> "list[Step]":
+    """Read by the kernel only; inside a container it serves tools that look for it, so it never stops a start."""
+    return [
+        Bind(item.path, item.path, "firmware", optional=True, reason="the GPU's firmware")
+        for item in files
+        if item.kind == "firmware"
+    ]
+
+
+def _links(files: "tuple[DriverFile, ...]", image: Image, covered: "set[str]") -> "list[Step]":
+    """The soname leads to the file, each development link to the soname, as the driver's installer lays them."""
+    steps: list[Step] = []
+    for item in files:
+        if item.kind != "library":
+            continue
+        for name in item.links:
+            path = f"{image.libdir}/{name}"
+            text = item.name if name == item.soname or not item.soname else item.soname
+            if path not in covered and name != text:
+                steps.append(Link(path, text, reason="soname" if name == item.soname else "development link"))
+    return steps
+
+
+def _loader_cache(files: "tuple[DriverFile, ...]", image: Image, record: Record) -> LoaderCache | None:
+    if not image.loader:
+        return None
+    names: dict[str, str] = {}
+    for item in files:
+        if item.kind == "library":
+            for name in item.links or (item.name,):
+                names[name] = f"{image.libdir}/{name}"
+    directories = [image.libdir]
+    reason = "the loader finds the host's libraries first"
+    if uses_compat(image, record):
+        directories.insert(0, image.compat)
+        names.update({name: f"{image.compat}/{name}" for name in image.compat_names})
+        reason = f"the image's forward-compatibility libraries ({image.compat_version}) first, then the host's"
+    return LoaderCache(tuple(names.items()), tuple(directories), reason)
+
+
+def _warnings(image: Image, record: Record) -> "list[str]":
+    if not image.loader:
+        return ["the image has no dynamic loader: the libraries are mounted, and nothing will look for them"]
+    if image.loader == "musl":
+        return ["the image's C library is musl; the driver's libraries are made for glibc and need gcompat to load"]
+    if image.compat and not uses_compat(image, record):
+        return [
+            f"the image's forward-compatibility libraries ({image.compat_version}) are not newer than "
+            f"the driver ({record.driver}) and stay unused"
+        ]
+    return []
+
+
+def _because(item: DriverFile) -> str:
+    return "every capability" if item.capability == "*" else item.capability

@@ -1,0 +1,218 @@
+"""gpuhook-runtime, where sh could not decide alone: edit the spec of a container that asks for GPUs, exec the runtime.
+
+Hot path: started by src/launchers/gpuhook-runtime for every create that may be asking for a GPU. The process becomes
+the low-level runtime: same pid, descriptors, working directory, arguments, environment.
+"""
+
+import posix
+import sys
+import time
+from _stat import S_ISREG
+
+from gpuhook import cmdline, config, grant, jsonio, linux, oci, request
+from gpuhook.errors import GpuhookError
+from gpuhook.log import Log
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+_PLACES = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_ENVIRON_LIMIT = 64 << 20
+_TIMEOUT_MARGIN = 10  # seconds that the runtime waits for the hook beyond the hook's own deadline
+
+
+def main(argv: list[str], prefix: str) -> int:
+    """Understand the command line, edit the spec where a GPU is asked for, become the low-level runtime."""
+    log = Log(config.paths(prefix).log)
+    command = cmdline.Command("", (), ())
+    try:
+        settings, distrust = _settings(prefix)
+        log = Log(config.log_path(settings, prefix), settings.log_level)
+        runtime = low_level(settings.low_level, argv[0])
+        command = cmdline.parse(dialect(runtime), argv[1:])
+        if command.verb in cmdline.CREATING and not command.asks_help:
+            edit(command, settings, distrust, prefix, log)
+        _become(runtime, argv)
+    except GpuhookError as error:
+        return report(error, command, log)
+    except Exception as error:  # a person gets one line, the log the place
+        return report(_defect(error), command, log)
+
+
+def _settings(prefix: str) -> tuple[config.Config, GpuhookError | None]:
+    """The configuration; where it can't be trusted, the defaults and the error that every GPU request will meet."""
+    try:
+        return config.load(prefix), None
+    except GpuhookError as error:
+        return config.defaults(), error
+
+
+def edit(
+    command: cmdline.Command, settings: config.Config, distrust: GpuhookError | None, prefix: str, log: Log
+) -> None:
+    """Write the grant into the bundle's spec; a container that asks for nothing keeps its file to the byte."""
+    spec = oci.Spec(_spec_path(command))
+    container = spec.container()
+    name = command.arguments[0] if command.arguments else ""
+    if distrust is not None:
+        if request.read(container, settings) is None or container.sandbox:
+            return
+        raise distrust
+    granted = grant.decide(container, settings, prefix)
+    if granted is None:
+        ignored = request.ignored(container, settings)
+        if ignored:
+            log.write("warning", name, ignored)
+        return
+    if not any(destination == "/dev" for _, destination in container.mounts):
+        raise GpuhookError(
+            "dev-not-mounted",
+            "the container asks for GPUs and its spec mounts nothing at /dev, so device nodes would be made in the image",
+            'mount a tmpfs at /dev, as `runc spec` and every engine do: {"destination":"/dev","type":"tmpfs"}',
+        )
+    for node in granted.nodes:
+        _link_number(node.major, node.minor, node.path)
+    spec.grant(granted.nodes)
+    arguments = ["--record", granted.record.id, "--bundle", spec.folder]
+    if granted.compat:
+        arguments.append("--compat")
+    hook = f"{prefix}/usr/bin/{oci.HOOK}"
+    for path in spec.add_hook(settings.stage, hook, arguments, settings.deadline + _TIMEOUT_MARGIN):
+        log.write("info", name, f"took the place of the hook {path}")
+    spec.save()
+    for warning in granted.warnings:
+        log.write("warning", name, warning)
+    log.write("info", name, f"granted {_names(granted)} of driver {granted.record.driver}")
+
+
+def _names(granted: grant.Grant) -> str:
+    return ", ".join([f"GPU {gpu.index} ({gpu.uuid})" for gpu in granted.gpus]) or "no GPU, the driver's files"
+
+
+def _spec_path(command: cmdline.Command) -> str:
+    bundle = command.get("bundle") or "."
+    return f"{bundle}/{command.get('config', 'config.json')}"
+
+
+def _link_number(major: int, minor: int, path: str) -> None:
+    """Make /dev/char/MAJ:MIN where it is missing: runc 1.1.3 to 1.1.6 drop a device rule without it, and so does
+    systemd before 240. Where it can't be made (rootless, read-only /dev) a runtime that needs none goes on."""
+    link = f"/dev/char/{major}:{minor}"
+    try:
+        posix.lstat(link)
+    except FileNotFoundError:
+        try:
+            posix.mkdir("/dev/char", 0o755)
+        except OSError:
+            pass
+        try:
+            posix.symlink(f"../{path.rpartition('/')[2]}", link)
+        except OSError:
+            pass
+    except OSError:
+        pass
+
+
+# --- the low-level runtime --------------------------------------------------------------------------------------
+
+
+def low_level(candidates: tuple[str, ...], own: str) -> str:
+    """The first candidate that is there: absolute, or found in PATH and the usual places; never gpuhook itself.
+
+    GpuhookError `runtime-not-found`.
+    """
+    try:
+        self = posix.stat(own)
+    except OSError:
+        self = None
+    path = posix.environ.get(b"PATH", b"").decode("utf-8", "surrogateescape")
+    folders = [folder for folder in f"{path}:{_PLACES}".split(":") if folder.startswith("/")]
+    for candidate in candidates:
+        for found in [candidate] if "/" in candidate else [f"{folder}/{candidate}" for folder in folders]:
+            try:
+                status = posix.stat(found)
+            except OSError:
+                continue
+            is_self = self is not None and (status.st_dev, status.st_ino) == (self.st_dev, self.st_ino)
+            if S_ISREG(status.st_mode) and posix.access(found, posix.X_OK) and not is_self:
+                return found
+    raise GpuhookError(
+        "runtime-not-found",
+        f"no low-level runtime was found: {', '.join(candidates)} in {':'.join(dict.fromkeys(folders))}",
+        "install runc or crun, or give its absolute path as low-level in runtime.toml",
+    )
+
+
+def dialect(runtime: str) -> str:
+    """Which command line the runtime takes, by its file name: `crun`, else `runc`."""
+    return "crun" if runtime.rpartition("/")[2].startswith("crun") else "runc"
+
+
+def _become(runtime: str, argv: list[str]) -> "NoReturn":
+    """Exec with argv[0] the runtime's path; the environment is read from the kernel, as sh handed it over, because
+    CPython adds LC_CTYPE to its own where the locale is C (PEP 538)."""
+    sys.stdout.flush()
+    try:
+        entries = linux.read_file("/proc/self/environ", _ENVIRON_LIMIT).split(b"\0")
+        environ = dict([entry.split(b"=", 1) for entry in entries if b"=" in entry])
+    except OSError:
+        environ = posix.environ
+    try:
+        posix.execve(runtime, [runtime, *argv[1:]], environ)
+    except OSError as error:
+        hint = "see that the file is a program for this machine"
+        raise GpuhookError("runtime-not-found", f"{runtime} can't be run: {error.strerror}", hint) from None
+
+
+# --- failing ----------------------------------------------------------------------------------------------------
+
+
+def report(error: GpuhookError, command: cmdline.Command, log: Log) -> int:
+    """Say it on stderr, in the file where the engine looks, and in gpuhook's log; returns the exit code."""
+    text = str(error)
+    name = command.arguments[0] if command.arguments else ""
+    log.write("error", name, text)
+    try:
+        linux.write_fd(2, (text + "\n").encode("utf-8", "backslashreplace"))
+    except OSError:
+        pass
+    path = command.get("log")
+    if path.startswith("file:"):  # crun's form
+        path = path[5:]
+    if path:
+        try:
+            _append(path, _log_line(text, command.get("log-format")))
+        except OSError as failure:
+            log.write("error", name, f"the runtime's log {path} can't be written: {failure.strerror}")
+    return error.exit_code
+
+
+def _log_line(text: str, form: str) -> bytes:
+    """One line as runc writes it (logrus): engines read `msg` of the last one at level error."""
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    if form == "json":
+        return jsonio.dumps({"level": "error", "msg": text, "time": now}) + b"\n"
+    quoted = jsonio.dumps(text).decode()
+    return f'time="{now}" level=error msg={quoted}\n'.encode()
+
+
+def _append(path: str, line: bytes) -> None:
+    flags = posix.O_WRONLY | posix.O_APPEND | posix.O_CREAT | linux.O_CLOEXEC | posix.O_NONBLOCK
+    fd = posix.open(path, flags, 0o644)
+    try:
+        linux.write_fd(fd, line)
+    finally:
+        posix.close(fd)
+
+
+def _defect(error: Exception) -> GpuhookError:
+    """An exception that nobody expected, as one line with the place that raised it."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    where = f" at {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace is not None else ""
+    detail = posix.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
+    return GpuhookError(
+        "internal", f"{type(error).__name__}: {detail}{where}", "this is a defect of gpuhook: report it"
+    )
