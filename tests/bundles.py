@@ -48,7 +48,7 @@ def config(
     capabilities: Sequence[str] = (),
     hooks: Mapping[str, list[dict[str, Any]]] | None = None,
 ) -> dict[str, Any]:
-    """A config.json: the default mounts and `mounts`, only the runtime's own devices, docker's capabilities and more."""
+    """A config.json: the default mounts and `mounts`, only the runtime's own devices, docker's rights and more."""
     granted = [*CAPABILITIES, *capabilities]
     spec: dict[str, Any] = {
         "ociVersion": "1.0.2",
