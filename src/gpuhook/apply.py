@@ -23,7 +23,7 @@ _TRIES = 16
 
 
 class Sources:
-    """Detached mounts of host objects, by their path below the driver root; each is attached or closed with the rest."""
+    """Detached mounts of host objects, by their path below the driver root; attached, or closed with the rest."""
 
     __slots__ = ("handles",)
 

@@ -14,7 +14,7 @@ import time
 from gpuhook import jsonio, linux, rootfs
 from gpuhook.apply import Mounter, Sources
 from gpuhook.errors import GpuhookError
-from gpuhook.model import Image, Plan
+from gpuhook.model import Image, Plan, value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,22 +27,24 @@ _SIGKILL = 9
 _REAP_TRIES = 50
 
 
-def mount(
-    pid: int,
-    root: str,
-    tmpfs: "tuple[str, ...]",
-    sources: Sources,
-    make_plan: "MakePlan",
-    deadline: int,
-) -> "tuple[str, ...]":
-    """Do to the container of init process `pid` what `make_plan` says of its root; returns warnings.
+@value
+class Target:
+    """The container to enter: its init process, its root as the host names it, and the destinations where its spec
+    mounts a fresh tmpfs, in which things may be made as in the root."""
 
-    `root` is the container's root as the host names it, `tmpfs` the destinations where the spec mounts a fresh tmpfs,
-    in which things may be made as in the root. Raises what the child raised, `deadline-passed` after `deadline`
-    seconds, `container-gone` where the process has ended.
+    pid: int
+    root: str
+    tmpfs: tuple[str, ...]
+
+
+def mount(target: Target, sources: Sources, make_plan: "MakePlan", deadline: int) -> "tuple[str, ...]":
+    """Do to the container what `make_plan` says of its root; returns warnings.
+
+    Raises what the child raised, `deadline-passed` after `deadline` seconds, and `container-gone` where the container's
+    process has ended.
     """
     proc = rootfs.open_proc()
-    namespace = _namespace(pid, proc)
+    namespace = _namespace(target.pid, proc)
     reading, writing = posix.pipe2(linux.O_CLOEXEC)
     jsonio.dumps({})  # the encoder is loaded before the container's file system is in sight
     child = posix.fork()
@@ -50,7 +52,7 @@ def mount(
         code = 70
         try:
             posix.close(reading)
-            answer = _guarded(proc, namespace, root, tmpfs, sources, make_plan)
+            answer = _guarded(proc, namespace, target, sources, make_plan)
             linux.write_fd(writing, jsonio.dumps(answer))
             code = 0
         finally:
@@ -126,27 +128,20 @@ def _reap(child: int) -> None:
         time.sleep(0.001)
 
 
-def _guarded(
-    proc: int,
-    namespace: int,
-    root: str,
-    tmpfs: "tuple[str, ...]",
-    sources: Sources,
-    make_plan: "MakePlan",
-) -> "dict[str, object]":
+def _guarded(proc: int, namespace: int, target: Target, sources: Sources, make_plan: "MakePlan") -> "dict[str, object]":
     """The child's work as a value: warnings, or the error as [reference, message, hint]."""
     try:
         linux.prctl(linux.PR_SET_PDEATHSIG, _SIGKILL)
         linux.setns(namespace, linux.CLONE_NEWNS)
         seal_imports()
-        inside = open_root(root, proc)
+        inside = open_root(target.root, proc)
         steps, image = make_plan(inside)
-        mounter = Mounter(inside, tmpfs, sources, image)
+        mounter = Mounter(inside, target.tmpfs, sources, image)
         return {"warnings": [*steps.warnings, *mounter.run(steps)]}
     except GpuhookError as error:
         return {"error": [error.reference, error.message, error.hint]}
     except OSError as error:
-        return {"error": ["mount-failed", f"{root}: {error.strerror}", "see the kernel's log"]}
+        return {"error": ["mount-failed", f"{target.root}: {error.strerror}", "see the kernel's log"]}
     except Exception as error:  # the parent must hear of every failure, and a traceback would import
         return {"error": ["internal", f"{type(error).__name__}: {error}", "this is a defect of gpuhook: report it"]}
 

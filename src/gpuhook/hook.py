@@ -46,9 +46,7 @@ def main(argv: list[str], prefix: str) -> int:
         sources = apply.acquire(settings.driver_root, files, extras)
         compat = bool(options["compat"])
         warnings = enter.mount(
-            state.pid,
-            container.root,
-            container.tmpfs,
+            enter.Target(state.pid, container.root, container.tmpfs),
             sources,
             lambda root: steps(root, known, files, settings, compat=compat),
             settings.deadline,

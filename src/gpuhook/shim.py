@@ -68,7 +68,7 @@ def edit(
     if not any(destination == "/dev" for _, destination in container.mounts):
         raise GpuhookError(
             "dev-not-mounted",
-            "the container asks for GPUs and its spec mounts nothing at /dev, so device nodes would be made in the image",
+            "the container asks for GPUs and its spec mounts nothing at /dev: device nodes would be made in the image",
             'mount a tmpfs at /dev, as `runc spec` and every engine do: {"destination":"/dev","type":"tmpfs"}',
         )
     for node in granted.nodes:
