@@ -73,8 +73,8 @@ _MINIMUM = {
 }
 
 # Oldest driver on which programs of any level of a CUDA major version run (minor-version compatibility, Linux).
-FLOORS = {11: (450, 80, 2), 12: (525, 60, 13), 13: (580, 65, 6)}
-_FLOOR_11_0 = (450, 36, 6)
+FLOORS = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
+_FLOOR_11_0 = "450.36.06"
 
 # Brands on which CUDA accepts forward-compatibility libraries: those that NVIDIA's images name since 12.5. On GeForce
 # and TITAN cards cuInit fails with error 804.
@@ -116,11 +116,11 @@ def branch_below(level: tuple[int, ...]) -> str:
     return found
 
 
-def floor(level: tuple[int, ...]) -> tuple[int, ...]:
-    """The oldest driver with minor-version compatibility for programs of a CUDA level, `()` where there is none."""
-    if level and version.compare(level[:2], (11, 0)) == 0:
+def floor(level: tuple[int, ...]) -> str:
+    """The oldest driver with minor-version compatibility for programs of a CUDA level, `` where there is none."""
+    if version.compare(level[:2], (11, 0)) == 0:
         return _FLOOR_11_0
-    return FLOORS.get(level[0], ()) if level else ()
+    return FLOORS.get(level[0], "") if level else ""
 
 
 def minor_compat(needed: tuple[int, ...], driver: str) -> bool:
@@ -129,7 +129,7 @@ def minor_compat(needed: tuple[int, ...], driver: str) -> bool:
     True where the driver supports that major version and is not older than its floor. Features new in a driver and PTX
     made by a newer toolkit are not covered.
     """
-    lowest = floor(needed)
+    lowest = version.parse_loose(floor(needed))
     parts = version.parse_loose(driver)
     return bool(lowest) and version.compare(parts, lowest) >= 0 and level_for_driver(driver)[0][:1] == needed[:1]
 

@@ -15,9 +15,10 @@ from gpuhook.requirement import (
     Requirement,
     Result,
     Verdict,
+    judge,
     level,
     presumes,
-    shown,
+    visible,
 )
 
 TYPE_CHECKING = False
@@ -40,7 +41,7 @@ def error(verdict: Verdict, near_misses: tuple[str, ...], disable_allowed: bool)
         _way_out(verdict, result, outcome, disable_allowed),
     ]
     for name in near_misses[:1]:
-        lines.append(f"{shown(name, 40)} has no effect: did you mean NVIDIA_DISABLE_REQUIRE")
+        lines.append(f"{visible(name, 40)} has no effect: did you mean NVIDIA_DISABLE_REQUIRE")
     return GpuhookError(
         "requirement-not-met",
         f"this container needs {_needed(verdict.host, result, outcome)}; {_found(verdict.host, result, outcome)}",
@@ -53,9 +54,9 @@ def annotated(verdict: Verdict) -> Verdict:
     notes = []
     warnings = []
     for result in verdict.results:
-        origin = shown(result.requirement.origin)
+        origin = visible(result.requirement.origin)
         for item in result.requirement.unknown[:8]:
-            notes.append(f"{origin}: '{shown(str(item), 40)}' has a name that is not known, so it never holds")
+            notes.append(f"{origin}: '{visible(str(item), 40)}' has a name that is not known, so it never holds")
         first = next((item for item in result.outcomes if not item.way), None)
         if first:
             if verdict.policy == "warn":
@@ -118,7 +119,7 @@ def _reach(
     asked = level(requirement)
     if asked is None or not lowest or not presumes(alternative):
         return lowest
-    floor = cuda.floor(asked.version)
+    floor = version.parse_loose(cuda.floor(asked.version))
     if floor[:1] == lowest[:1] and version.compare(floor, lowest) > 0:
         lowest = floor  # the same branch, from the point release on that has minor-version compatibility
     then = version.text(lowest)
@@ -135,9 +136,9 @@ def _reach(
 def _needed(host: "Host", result: Result, outcome: Outcome) -> str:
     """What was wanted: the image's CUDA level where that is the matter, else the closest alternative's conditions."""
     asked = _short_of(host, result, outcome)
-    if asked:
-        return _phrase((asked,))
     whole = result.requirement.alternatives[outcome.index]
+    if asked and presumes(whole):
+        return _phrase((asked,))
     parts = []
     for group in _groups(outcome.failed):
         bounds = tuple([item for item in whole if item.name == group[0].name])
@@ -148,10 +149,8 @@ def _needed(host: "Host", result: Result, outcome: Outcome) -> str:
 def _found(host: "Host", result: Result, outcome: Outcome) -> str:
     """What there is: the GPU, where one is visible, and the value that falls short."""
     who = _gpu(result, outcome)
-    if outcome.lacking == "brand":
-        why = (
-            f", and forward compatibility does not work on brand {shown(outcome.gpu.brand if outcome.gpu else '', 24)}"
-        )
+    if outcome.lacking == "brand" and outcome.gpu:
+        why = f", and forward compatibility does not work on brand {visible(outcome.gpu.brand, 24)}"
     elif outcome.lacking:
         why = ", and the image has no forward-compatibility libraries newer than it"
     else:
@@ -160,7 +159,7 @@ def _found(host: "Host", result: Result, outcome: Outcome) -> str:
     gpu = outcome.gpu
     parts = []
     if "brand" in names and gpu:
-        parts.append(f"is of brand {shown(gpu.brand, 24)}")
+        parts.append(f"is of brand {visible(gpu.brand, 24)}")
     if "arch" in names and gpu:
         parts.append(f"has compute capability {version.text(gpu.arch)}")
     if "cuda" in names:
@@ -168,7 +167,7 @@ def _found(host: "Host", result: Result, outcome: Outcome) -> str:
             return f"{who}, {_driver(host)}{why}" if who else f"{_driver(host)}{why}"
         parts.append(f"its {_driver(host)}")
     elif "driver" in names:
-        parts.append(f"has driver {shown(host.driver, 40)}")
+        parts.append(f"has driver {visible(host.driver, 40)}")
     if not parts:
         return f"{who or 'this host'} can't meet that"
     return f"{who or 'this host'} {' and '.join(parts)}"
@@ -204,25 +203,25 @@ def _phrase(group: tuple[Condition, ...]) -> str:
     first = group[0]
     kind = _KINDS.get(first.name)
     if kind is None:
-        return f"'{shown(str(first), 40)}', which gpuhook does not know"
+        return f"'{visible(str(first), 40)}', which gpuhook does not know"
     words = []
     if _branch(group):
         return f"a driver of branch {_branch(group)}"
     for item in group[:2]:
-        words.append(_WORDS.get(item.operator, "{}").format(shown(item.text, 24)))
+        words.append(_WORDS.get(item.operator, "{}").format(visible(item.text, 24)))
     return f"{kind} {' and '.join(words)}"
 
 
 def _driver(host: "Host") -> str:
     assumed = " (assumed from the branch)" if host.cuda_assumed else ""
-    return f"driver {shown(host.driver, 40) or 'unknown'} supports CUDA up to {version.text(host.cuda)}{assumed}"
+    return f"driver {visible(host.driver, 40) or 'unknown'} supports CUDA up to {version.text(host.cuda)}{assumed}"
 
 
 def _gpu(result: Result, outcome: Outcome) -> str:
     """The GPU by its model; with its index where the visible GPUs differ."""
     if outcome.gpu is None:
         return ""
-    name = shown(outcome.gpu.name, 48)
+    name = visible(outcome.gpu.name, 48)
     index = f"GPU {outcome.gpu.index}"
     if not name:
         return index
@@ -254,7 +253,7 @@ def _advice(verdict: Verdict, result: Result, outcome: Outcome) -> str:
     else:
         ways.append("use another image")
     count = len(result.requirement.alternatives)
-    place = shown(result.requirement.origin, 48) + (f", closest of {count} alternatives" if count > 1 else "")
+    place = visible(result.requirement.origin, 48) + (f", closest of {count} alternatives" if count > 1 else "")
     text = ", ".join(ways[:-1]) + (", or " if len(ways) > 1 else "") + ways[-1]
     return f"{text} ({place})"
 
@@ -268,7 +267,7 @@ def _install(result: Result, outcome: Outcome) -> str:
         plain = cuda.driver_for_level(asked.version) if asked else ""
         if outcome.lacking or not drivers:
             return f"driver {plain} or newer" if plain else ""
-        floor = version.text(cuda.floor(asked.version)) if asked else ""
+        floor = cuda.floor(asked.version) if asked else ""
         if len(drivers) == 1 and drivers[0].operator == ">=" and floor.startswith(f"{drivers[0].text}."):
             return f"driver {floor} or newer"  # the same branch, from where minor-version compatibility begins
         words = _phrase(drivers)
@@ -279,9 +278,9 @@ def _install(result: Result, outcome: Outcome) -> str:
         if item.name in ("cuda", "driver") and item.operator in LOWER_BOUNDS:
             oldest = cuda.driver_for_level(item.version) if item.name == "cuda" else item.text
             if not oldest:
-                return f"a driver that supports CUDA {shown(item.text, 24)}"
+                return f"a driver that supports CUDA {visible(item.text, 24)}"
             if version.compare(version.parse_loose(oldest), lowest) > 0:
-                lowest, text = version.parse_loose(oldest), shown(oldest, 24)
+                lowest, text = version.parse_loose(oldest), visible(oldest, 24)
     for item in outcome.failed:
         if item.name == "cuda" and item.operator in ("<", "<="):
             bound = item.version if item.operator == "<" else (*item.version, 1)
@@ -312,7 +311,7 @@ def _list_remark(verdict: Verdict, result: Result, outcome: Outcome) -> str:
         failed = _failing(alternative, verdict.host, gpu)
         names = [item.name for item in failed]
         if names == ["brand"] and gpu:
-            return f"brand {shown(gpu.brand, 24)} is not on the image's forward-compatibility list for this driver"
+            return f"brand {visible(gpu.brand, 24)} is not on the image's forward-compatibility list for this driver"
         if presumes(alternative) and names and set(names) == {"driver"}:
             branch = _branch(tuple([item for item in alternative if item.name == "driver"]))
             if branch and branch not in branches:
@@ -330,9 +329,9 @@ def _failing(alternative: tuple[Condition, ...], host: "Host", gpu: "Gpu | None"
 def _also(result: Result, outcome: Outcome) -> str:
     """The other visible GPUs that fail, where they are told apart by model or outcome."""
     others = [item.gpu for item in result.outcomes if not item.way and item.gpu and item is not outcome]
-    if not others or _gpu(result, outcome) == shown(outcome.gpu.name if outcome.gpu else "", 48):
+    if not others or _gpu(result, outcome) == visible(outcome.gpu.name if outcome.gpu else "", 48):
         return ""
-    named = ", ".join([f"GPU {gpu.index} ({shown(gpu.name, 48)})" for gpu in others[:4]])
+    named = ", ".join([f"GPU {gpu.index} ({visible(gpu.name, 48)})" for gpu in others[:4]])
     return f"not met either on {named}" + (f" and {len(others) - 4} more" if len(others) > 4 else "")
 
 
@@ -340,7 +339,7 @@ def _way_out(verdict: Verdict, result: Result, outcome: Outcome, disable_allowed
     """The line that says how to run it all the same."""
     disable = "NVIDIA_DISABLE_REQUIRE=1" if disable_allowed else ""
     asked = _short_of(verdict.host, result, outcome)
-    if asked and verdict.policy == "strict" and cuda.minor_compat(asked.version, verdict.host.driver):
+    if asked and verdict.policy == "strict" and _minor_compat_helps(verdict):
         way = 'policy "minor-compat"' + (f", or {disable}" if disable else "")
         return f"CUDA {asked.version[0]} programs often run here by minor-version compatibility: {way}"
     parts = []
@@ -351,9 +350,16 @@ def _way_out(verdict: Verdict, result: Result, outcome: Outcome, disable_allowed
     return "; ".join(parts)
 
 
+def _minor_compat_helps(verdict: Verdict) -> bool:
+    """Whether the policy minor-compat would start this container."""
+    requirements = tuple([item.requirement for item in verdict.results])
+    gpus = tuple([item.gpu for item in verdict.results[0].outcomes if item.gpu])
+    return judge(requirements, verdict.host, gpus, "minor-compat", lambda: verdict.compat).met
+
+
 def _presumption(origin: str, wanted: str, result: Result) -> str:
     text = f"{origin}: presumes that the image brings forward-compatibility libraries for {wanted}"
     for outcome in result.outcomes:
         if outcome.gpu and not cuda.forward_compat(outcome.gpu.brand):
-            return f"{text}, but CUDA does not accept them on brand {shown(outcome.gpu.brand, 24)}"
+            return f"{text}, but CUDA does not accept them on brand {visible(outcome.gpu.brand, 24)}"
     return text

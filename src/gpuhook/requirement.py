@@ -150,7 +150,7 @@ def parse(demand: "Demand") -> Requirement:
     if len(text) > MAX_TEXT:
         raise GpuhookError(
             "requirement-syntax",
-            f"{shown(demand.origin)}: at most {MAX_TEXT} characters were expected, this has {len(text)}",
+            f"{visible(demand.origin)}: at most {MAX_TEXT} characters were expected, this has {len(text)}",
             "shorten it: the longest one of NVIDIA's own images has 2165",
         )
     for blank in _BLANKS:
@@ -217,7 +217,6 @@ def check(  # noqa: PLR0917 - a contract between modules, called once
     policy: str,
     compat: "Callable[[], str | None]",
     near_misses: tuple[str, ...] = (),
-    *,
     disable_allowed: bool = True,
 ) -> tuple[str, ...]:
     """Refuse a container whose requirements this host does not meet; the warnings otherwise.
@@ -291,7 +290,7 @@ def presumes(alternative: tuple[Condition, ...]) -> bool:
     return not any(item.name == "cuda" for item in alternative)
 
 
-def shown(text: str, limit: int = 80) -> str:
+def visible(text: str, limit: int = 80) -> str:
     """Text of the image as it may be shown: no control, escape or non-ASCII character survives, length bounded."""
     plain = "".join([_escaped(char) for char in text[:limit]])
     return plain if len(plain) <= limit and len(text) <= limit else plain[: limit - 3] + "..."
@@ -442,7 +441,7 @@ def _condition(token: str) -> Condition:
     if operator == "!":
         operator = "!="
     if operator not in OPERATORS:
-        raise _BadError(f"no such operator: {shown(operator, 12)}", start, end)
+        raise _BadError(f"no such operator: {visible(operator, 12)}", start, end)
     name = name.lower()
     if name == "brand" and operator not in ("=", "!="):
         raise _BadError("a brand has only = and !=", start, end)
@@ -454,7 +453,7 @@ def _condition(token: str) -> Condition:
     if number is None:
         wrong = len(text) - len(text.lstrip("0123456789."))
         at = end + (wrong if wrong < len(text) else 0)
-        raise _BadError(f"no version: '{shown(text, 24)}'", at, at + 1)
+        raise _BadError(f"no version: '{visible(text, 24)}'", at, at + 1)
     return Condition(name, operator, text, number)
 
 
@@ -463,14 +462,14 @@ def _syntax_error(demand: "Demand", token: str, position: int, bad: _BadError) -
     place = position + bad.start
     first = max(0, place - 30)
     before = ("..." if first else "") + "".join([_escaped(char) for char in demand.text[first:place]])
-    marked = "".join([_escaped(char) for char in demand.text[place : position + bad.end]]) or " "
+    marked = "".join([_escaped(char) for char in demand.text[place : position + bad.end]])
     after = "".join([_escaped(char) for char in demand.text[position + bad.end : place + 40]])
     more = "..." if len(demand.text) > max(place + 40, position + bad.end) else ""
     return GpuhookError(
         "requirement-syntax",
-        f"{shown(demand.origin)}: can't parse '{shown(token, 40)}' ({bad.reason})",
+        f"{visible(demand.origin)}: can't parse '{visible(token, 40)}' ({bad.reason})",
         "write name, operator and version without blanks or quotes, for example cuda>=12.4,driver>=550\n"
-        f"{before}{marked}{after}{more}\n{' ' * len(before)}{'^' * min(len(marked), 12)}",
+        f"{before}{marked}{after}{more}\n{' ' * len(before)}{'^' * min(max(len(marked), 1), 12)}",
     )
 
 
