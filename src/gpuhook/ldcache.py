@@ -171,6 +171,8 @@ def decode(data: bytes) -> "tuple[list[Raw], tuple[bytes, ...]]":
         if hwcap >= _HWCAP_EXTENSION and not _is_known(hwcap, hwcaps):
             continue
         stop = find(0, at, at + LIMIT_NAME + 1)
+        if stop < 0:
+            continue
         path = body[at:stop]
         if at < key < stop:  # ldconfig has a name share the end of its path
             name = path[key - at :]
@@ -180,7 +182,7 @@ def decode(data: bytes) -> "tuple[list[Raw], tuple[bytes, ...]]":
         total += len(path) + len(name)
         if total > LIMIT_STRINGS:
             raise ValueError(f"names and paths of more than {LIMIT_STRINGS} bytes")
-        if name and stop > 0:
+        if name:
             rows.append((flags, name, path, kernel, hwcap))
     # one look at all strings tells whether a look at each is needed
     strings = body[start:end]

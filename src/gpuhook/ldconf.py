@@ -102,7 +102,7 @@ def _uncached(root: "Root", rows: "list[ldcache.Raw]", named: list[str]) -> list
     rest = [directory for directory in named if ldcache.raw(directory) not in cached]
     if not rest:
         return []
-    known = {_identity(root, ldcache.text(directory)) for directory in list(cached)[:LIMIT_DIRECTORIES]}
+    known = {_identity(root, ldcache.text(directory)) for directory in sorted(cached)[:LIMIT_DIRECTORIES]}
     known.add(None)
     found = []
     for directory in rest:
