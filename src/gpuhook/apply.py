@@ -9,7 +9,7 @@ undoes what it did and says which step failed and why.
 import errno
 import posix
 
-from gpuhook import ldcache, linux, rootfs
+from gpuhook import ldcache, ldconf, linux, rootfs
 from gpuhook.errors import GpuhookError
 from gpuhook.model import Bind, DriverFile, Image, Link, LoaderCache, Plan
 
@@ -254,20 +254,39 @@ class Mounter:
         return ""
 
     def _loader_cache(self, step: LoaderCache) -> str:
-        for path, data in ldcache.files(self.root, step, self.machine):
-            self._write(path, data)
-        return ""
+        """For musl its path file; for glibc the configuration that a later ldconfig reads, then the cache."""
+        machine = self.image.machine
+        if self.image.loader == "musl":
+            text = ldconf.musl_path(self.root, machine, step.directories)
+            if text is not None:
+                self._write(ldconf.musl_file(machine), text)
+            return ""
+        new = ldconf.updated(self.root, step, machine)
+        if new.include is not None:
+            self._write(ldconf.CONF, new.include)
+        self._write(ldconf.OUR_CONF, new.conf)
+        self._write(ldconf.CACHE, new.cache)
+        return "; ".join(new.warnings)
 
     def _write(self, path: str, data: bytes) -> None:
-        """Replace a small file of the image whole; what it held is remembered for the undoing."""
-        old = self.root.read(path, ldcache.LIMIT)
+        """Replace a small file of the image whole; what it held is remembered for the undoing.
+
+        What is no regular file, or too long to be one of the loader's, is replaced too and can't be brought back.
+        """
+        try:
+            old = self.root.read(path, ldcache.LIMIT_FILE)
+        except GpuhookError:
+            old = None
         if old == data:
             return
         folder, name = self._parent(path)
+        lost = old is None and self.root.lkind(path) is not None
         try:
             _replace(folder, name, lambda temporary: _write_new(folder, temporary, data))
         except OSError as error:
             raise rootfs.unsafe(path, error) from None
+        if lost:
+            return
         if old is None:
             self.undo.append(lambda: posix.unlink(name, dir_fd=folder))
         else:
