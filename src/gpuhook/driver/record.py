@@ -1,0 +1,224 @@
+"""The record of this host's driver: read from the state directory while its key still matches, else made again.
+
+The stored form is one JSON object. A file that is not whole, not of this format, or that others than root (or the
+caller) could have written is never used: it is made again. Errors are recorded too, for a short time, so that fifty
+starts on a broken host do not each wait for NVML.
+
+Hot path: `gpuhook.driver.refresh` is imported only when a record must be made.
+"""
+
+import posix
+import time
+from _stat import S_ISDIR, S_ISREG
+
+from gpuhook import jsonio, linux
+from gpuhook.config import paths, trusted
+from gpuhook.driver import key
+from gpuhook.errors import EXIT_CODES, GpuhookError
+from gpuhook.model import DriverFile, FileId, Gpu, Record, value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from gpuhook.config import Config
+    from gpuhook.model import JSON
+
+FORMAT = 1
+NAME = "driver.json"
+LIMIT = 4 << 20  # bytes; eight GPUs and sixty files take 20 KiB
+ERROR_LIFE = 10.0  # seconds that an error is believed
+LOST_GPU_LIFE = 60.0  # seconds that a record is believed in which a GPU did not answer: it may come back unannounced
+
+
+@value
+class Stored:
+    """What the file holds: a record or an error (reference, message, hint), never both.
+
+    `made` is when, in seconds since boot, `life` for how many seconds it is believed (None: while the key matches).
+    `watch` are the paths below the driver root whose state is in the key, `left_out` the driver's files that no
+    container gets, each with the reason.
+    """
+
+    made: float
+    life: float | None
+    key: "JSON"
+    watch: "list[str]"
+    left_out: "list[tuple[str, str]]"
+    error: "tuple[str, str, str] | None"
+    record: Record | None
+
+
+def load(config: "Config", prefix: str) -> Record:
+    """The record of this host's driver.
+
+    Raises what is wrong with the driver: driver-not-found, driver-not-loaded, driver-version-mismatch, driver-changed,
+    library-missing, library-untrusted, nvml-failed, nvml-timeout, nvml-crashed; or record-unavailable where another
+    process has been at it for longer than NVML's deadline.
+    """
+    state = paths(prefix).state
+    stored = read(state)
+    if stored is not None and fits(config, stored):
+        return result(stored)
+    from gpuhook.driver import refresh  # noqa: PLC0415  # cold: ctypes, json, a process
+
+    return refresh.renew(config, state)
+
+
+def peek(config: "Config", prefix: str) -> Record | None:
+    """The record if a current one is stored; None otherwise, and for a stored error. Starts nothing, writes nothing."""
+    stored = read(paths(prefix).state)
+    return stored.record if stored is not None and fits(config, stored) else None
+
+
+def left_out(prefix: str) -> tuple[tuple[str, str], ...]:
+    """The files of the driver that the stored record leaves out, each with the reason."""
+    stored = read(paths(prefix).state)
+    return () if stored is None else tuple(stored.left_out)
+
+
+def read(state: str) -> Stored | None:
+    """The stored form, if it is there, whole, of this format, and nobody else could have written it."""
+    try:
+        directory = posix.lstat(state)
+        if not S_ISDIR(directory.st_mode) or not trusted(directory):
+            return None
+        flags = posix.O_RDONLY | posix.O_NOFOLLOW | posix.O_NONBLOCK | posix.O_CLOEXEC
+        descriptor = posix.open(f"{state}/{NAME}", flags)
+    except OSError:
+        return None
+    try:
+        status = posix.fstat(descriptor)
+        if not S_ISREG(status.st_mode) or not trusted(status) or status.st_size > LIMIT:
+            return None
+        return _decoded(jsonio.loads(linux.read_fd(descriptor, LIMIT)))
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    finally:
+        posix.close(descriptor)
+
+
+def fits(config: "Config", stored: Stored) -> bool:
+    """Whether a stored form still describes this host."""
+    if stored.life is not None and not 0 <= now() - stored.made <= stored.life:
+        return False
+    return key.take(config, stored.watch) == stored.key
+
+
+def result(stored: Stored) -> Record:
+    """The record of a stored form; raises the error that it holds instead."""
+    if stored.record is None:
+        raise GpuhookError(*(stored.error or ("internal", "an empty driver record", "")))
+    return stored.record
+
+
+def now() -> float:
+    """Seconds since boot, sleep included; the key's boot id makes them comparable."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def encode(stored: Stored) -> bytes:
+    """The file's content: values as rows of their fields, in order."""
+    record = stored.record
+    row: JSON = None
+    if record is not None:
+        gpus: JSON = [
+            [gpu.index, gpu.uuid, gpu.minor, gpu.bus_id, gpu.name, gpu.brand, list(gpu.arch), gpu.error]
+            for gpu in record.gpus
+        ]
+        files: JSON = [
+            [
+                file.path,
+                file.kind,
+                file.capability,
+                file.name,
+                _state(file.id),
+                file.soname,
+                list(file.links),
+                file.bits,
+            ]
+            for file in record.files
+        ]
+        row = [record.id, record.driver, list(record.cuda), record.cuda_assumed, record.machine, gpus, files]
+    return jsonio.dumps(
+        {
+            "format": FORMAT,
+            "made": stored.made,
+            "life": stored.life,
+            "key": stored.key,
+            "watch": stored.watch,
+            "left_out": [list(pair) for pair in stored.left_out],
+            "error": None if stored.error is None else list(stored.error),
+            "record": row,
+        }
+    )
+
+
+def _state(item: FileId) -> "list[JSON]":
+    return [item.dev, item.ino, item.size, item.mtime, item.ctime]
+
+
+def _decoded(item: "Any") -> Stored | None:
+    """The stored form of a parsed file; None, TypeError, ValueError or KeyError where `encode` wrote something else."""
+    if type(item) is not dict or item.get("format") != FORMAT:
+        return None
+    life = item["life"]
+    error = item["error"]
+    if type(item["made"]) is not float or (life is not None and type(life) is not float):
+        return None
+    watch = [_str(path) for path in item["watch"]]
+    pairs = [(_str(path), _str(reason)) for path, reason in item["left_out"]]
+    if error is None:
+        return Stored(item["made"], life, item["key"], watch, pairs, None, _record(item["record"]))
+    reference, message, hint = error
+    if reference not in EXIT_CODES or life is None:
+        return None
+    return Stored(item["made"], life, item["key"], watch, pairs, (reference, _str(message), _str(hint)), None)
+
+
+def _record(row: "list[Any]") -> Record:
+    name, driver, cuda, assumed, machine, gpus, files = row
+    return Record(
+        _str(name),
+        _str(driver),
+        _ints(cuda),
+        assumed is True,
+        _str(machine),
+        tuple([_gpu(item) for item in gpus]),
+        tuple([_file(item) for item in files]),
+    )
+
+
+def _gpu(row: "list[Any]") -> Gpu:
+    index, uuid, minor, bus_id, name, brand, arch, error = row
+    return Gpu(_int(index), _str(uuid), _int(minor), _str(bus_id), _str(name), _str(brand), _ints(arch), _str(error))
+
+
+def _file(row: "list[Any]") -> DriverFile:
+    path, kind, capability, name, state, soname, links, bits = row
+    return DriverFile(
+        _str(path),
+        _str(kind),
+        _str(capability),
+        _str(name),
+        FileId(*_ints(state)),
+        _str(soname),
+        tuple([_str(link) for link in links]),
+        _int(bits),
+    )
+
+
+def _str(item: str) -> str:
+    if type(item) is not str:
+        raise TypeError
+    return item
+
+
+def _int(item: int) -> int:
+    if type(item) is not int:
+        raise TypeError
+    return item
+
+
+def _ints(items: "list[int]") -> tuple[int, ...]:
+    return tuple([_int(item) for item in items])

@@ -1,0 +1,277 @@
+"""Make the driver's record: find the files, ask NVML, put both under the key, store them for all later starts.
+
+Off the hot path. One process refreshes, under a lock that the kernel frees if it dies; the others wait for its result.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import time
+
+from gpuhook import cuda, jsonio, linux
+from gpuhook.config import Config, trusted
+from gpuhook.driver import key, nvml, record
+from gpuhook.driver.discover import Found, discover
+from gpuhook.driver.record import Stored
+from gpuhook.errors import GpuhookError
+from gpuhook.model import Gpu, Record, astuple, replace
+
+LOCK = "driver.lock"
+_TRIES = 3  # refreshes in a row during which the driver may change under us
+_EXTRA_WAIT = 5.0  # seconds that another process gets beyond NVML's deadline
+_VERSION = re.compile(r"\b\d{2,4}\.\d{1,4}(?:\.\d{1,4})?\b", re.ASCII)
+
+
+def renew(config: Config, state: str) -> Record:
+    """Make the record and store it in the directory `state`, or take the one that another process stores meanwhile.
+
+    Raises what `record.load` raises. Where nothing can be stored (a read-only /run, a directory that is not ours), the
+    record is made for this start alone.
+    """
+    lock = _open_lock(state)
+    if lock is None:
+        return record.result(make(config))
+    try:
+        stored = _wait_for_lock(config, state, lock)
+        if stored is None:
+            stored = make(config)
+            with contextlib.suppress(OSError):
+                linux.write_beside(f"{state}/{record.NAME}", record.encode(stored), 0o644)
+        return record.result(stored)
+    finally:
+        os.close(lock)
+
+
+def _open_lock(state: str) -> int | None:
+    """The lock file's descriptor; None where the state directory cannot be written or is not to be trusted."""
+    try:
+        made = _make_directory(state)
+        directory = os.open(state, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        if made:
+            os.fchmod(directory, 0o755)  # all may read it, whatever the caller's umask
+        if not trusted(os.fstat(directory)):
+            return None
+        # closed to others: whoever can open it could hold the lock for ever
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        return os.open(LOCK, flags, 0o600, dir_fd=directory)
+    except OSError:
+        return None
+    finally:
+        os.close(directory)
+
+
+def _make_directory(path: str) -> bool:
+    """Make a directory and those above it; whether it was not there before."""
+    if os.path.isdir(path):
+        return False
+    os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
+    try:
+        os.mkdir(path, 0o755)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _wait_for_lock(config: Config, state: str, lock: int) -> Stored | None:
+    """Take the lock (None), or wait until whoever holds it has stored a fitting record.
+
+    Raises record-unavailable where neither happens in time.
+    """
+    end = time.monotonic() + config.nvml_deadline + _EXTRA_WAIT
+    seen: object = None
+    pause = 0.002
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            locked = True
+        except BlockingIOError:
+            locked = False
+        now = _stamp(state)
+        if now is not None and now != seen:
+            seen = now
+            stored = record.read(state)
+            if stored is not None and record.fits(config, stored):
+                return stored
+        if locked:
+            return None
+        if time.monotonic() > end:
+            raise GpuhookError(
+                "record-unavailable",
+                f"another process has been reading the driver's state for more than {config.nvml_deadline} s"
+                f" (lock {state}/{LOCK})",
+                "look for a hanging gpuhook process with `fuser` on the lock file, and for Xid lines in dmesg",
+            )
+        time.sleep(pause)
+        pause = min(pause * 1.5, 0.02)
+
+
+def _stamp(state: str) -> tuple[int, ...] | None:
+    """What changes when the record is replaced."""
+    try:
+        status = os.lstat(f"{state}/{record.NAME}")
+    except OSError:
+        return None
+    return (status.st_ino, status.st_mtime_ns, status.st_size)
+
+
+# --- making -------------------------------------------------------------------------------------------------------
+
+
+def make(config: Config) -> Stored:
+    """A fresh record, or the error in its place; read again when the driver changed meanwhile."""
+    for _ in range(_TRIES):
+        before = key.head(config)
+        found = Found("")
+        error: tuple[str, str, str] | None = None
+        made: Record | None = None
+        first: object = None
+        try:
+            version = _loaded(config)
+            found = discover(config, version)
+            first = key.take(config, sorted(found.watch))
+            made = _record(config, version, found)
+        except GpuhookError as problem:
+            error = (problem.reference, problem.message, problem.hint)
+        watch = sorted(found.watch)
+        taken = key.take(config, watch)
+        if taken[0] == before and first in (None, taken):
+            break
+    else:
+        made = None
+        error = (
+            "driver-changed",
+            "the driver's files or its kernel module changed each of three times while they were read",
+            "try again when the driver's installation has ended",
+        )
+    if made is not None:
+        made = replace(made, id=_short_hash([taken, _plain(made)]))
+    life = record.ERROR_LIFE if made is None else None
+    if made is not None and any(gpu.error for gpu in made.gpus):
+        life = record.LOST_GPU_LIFE
+    return Stored(record.now(), life, taken, watch, found.left_out, error, made)
+
+
+def _record(config: Config, version: str, found: Found) -> Record:
+    """The record of a driver whose module says `version`. Raises what stands in the way."""
+    if not version:
+        raise _not_loaded(config, found)
+    library, computing = found.library("libnvidia-ml"), found.library("libcuda")
+    if library is None:
+        raise _no_library(config, version, found, computing is not None)
+    answer = nvml.ask(config, library, computing)
+    if answer.driver != version:
+        raise _mismatch(version, answer.driver)
+    level, assumed = (answer.cuda, False) if answer.cuda else cuda.level_for_driver(version)
+    gpus = _with_lost_addresses(answer.gpus, key.gpu_names(config))
+    return Record("", version, level, assumed, found.machine, gpus, tuple(found.files))
+
+
+def _loaded(config: Config) -> str:
+    """The version of the loaded kernel module; empty where none is loaded.
+
+    /proc/driver/nvidia/version names it behind the word `Module`: `NVIDIA UNIX x86_64 Kernel Module  535.161.08  Sat
+    ...` or, of the open module, `... Open Kernel Module for x86_64  580.95.05  Release Build ...`.
+    """
+    proc, module = key.loaded_version(config)
+    for text in (proc.partition("\n")[0].partition("Module")[2], module):
+        match = _VERSION.search(text)
+        if match:
+            return match.group()
+    return ""
+
+
+def _with_lost_addresses(gpus: tuple[Gpu, ...], names: tuple[str, ...]) -> tuple[Gpu, ...]:
+    """Give the GPUs that did not answer the PCI addresses that are left over, so that a person finds the card.
+
+    NVML numbers GPUs by PCI address, so the order of what is left is theirs. Where the numbers differ, none is given.
+    """
+    known = {gpu.bus_id for gpu in gpus}
+    left = sorted(address for address in map(_long_address, names) if address not in known)
+    lost = [gpu for gpu in gpus if not gpu.bus_id]
+    if len(left) != len(lost):
+        return gpus
+    given = dict(zip((gpu.index for gpu in lost), left, strict=True))
+    return tuple(replace(gpu, bus_id=given.get(gpu.index, gpu.bus_id)) for gpu in gpus)
+
+
+def _long_address(name: str) -> str:
+    """`0000:0B:00.0` as this project writes it: lower case, eight digits of domain."""
+    domain, _, rest = name.lower().partition(":")
+    return f"{domain.zfill(8)}:{rest}"
+
+
+def _plain(made: Record) -> object:
+    """A record as JSON can say it."""
+    return [list(map(_plain_field, astuple(made)))]
+
+
+def _plain_field(item: object) -> object:
+    if isinstance(item, tuple):
+        return [_plain_field(part) for part in item]
+    return [_plain_field(part) for part in astuple(item)] if hasattr(item, "__slots__") else item
+
+
+def _short_hash(item: object) -> str:
+    return hashlib.sha256(jsonio.dumps(item)).hexdigest()[:16]
+
+
+# --- what can be wrong --------------------------------------------------------------------------------------------
+
+
+def _not_loaded(config: Config, found: Found) -> GpuhookError:
+    proc, module = config.proc_root.rstrip("/"), config.sys_root.rstrip("/")
+    files = f"neither {proc}/proc/driver/nvidia/version nor {module}/sys/module/nvidia/version is there"
+    if not found.versions:
+        return GpuhookError(
+            "driver-not-found",
+            f"this host has no NVIDIA driver: {files}, and no libcuda or libnvidia-ml in {_where(config, found)}",
+            "install the driver of this host's distribution; if it lies elsewhere, name its place in runtime.toml:"
+            " driver-root or library-dirs",
+        )
+    return GpuhookError(
+        "driver-not-loaded",
+        f"the NVIDIA kernel module is not loaded: {files}; libraries of driver {_list(found.versions)} are installed",
+        "run `modprobe nvidia`; if that fails, install or build the module for the running kernel (dkms status)",
+    )
+
+
+def _no_library(config: Config, version: str, found: Found, has_cuda: bool) -> GpuhookError:
+    if has_cuda or version in found.versions:
+        return GpuhookError(
+            "library-missing",
+            f"driver {version} is loaded, but its libnvidia-ml.so.{version} is not in {_where(config, found)}",
+            "install the package with NVML of the same driver version (libnvidia-ml1, nvidia-driver-cuda-libs, ...)",
+        )
+    if found.versions:
+        return _mismatch(version, _list(found.versions))
+    return GpuhookError(
+        "driver-not-found",
+        f"driver {version} is loaded, but no library of it is in {_where(config, found)}",
+        "install the driver's libraries of the same version; if they lie elsewhere, name the directory in runtime.toml:"
+        " driver-root or library-dirs",
+    )
+
+
+def _mismatch(module: str, libraries: str) -> GpuhookError:
+    return GpuhookError(
+        "driver-version-mismatch",
+        f"the loaded kernel module is version {module}, the libraries are {libraries}",
+        "reboot, so that the kernel loads the installed driver, or install the libraries of the loaded version again",
+    )
+
+
+def _list(versions: set[str]) -> str:
+    return ", ".join(sorted(versions))
+
+
+def _where(config: Config, found: Found) -> str:
+    """The directories that were looked in, as a person finds them on the host."""
+    root = config.driver_root.rstrip("/")
+    paths = [root + path for path in (found.directories or config.library_dirs)]
+    more = f" and {len(paths) - 12} more" if len(paths) > 12 else ""
+    return ", ".join(paths[:12]) + more
