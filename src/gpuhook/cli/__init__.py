@@ -1,0 +1,135 @@
+"""`gpuhook`: the command line for people. Each command's module is imported only when it is called.
+
+Off the hot path. A command finds what its installation lies below by `prefix()` and raises GpuhookError where it fails;
+`main` says it and gives the exit code.
+"""
+
+import importlib
+import os
+import sys
+import traceback
+
+import click
+
+from gpuhook import __version__
+from gpuhook.errors import GpuhookError
+
+# name -> (module:attribute, what it does in a line, so that --help imports nothing)
+COMMANDS = {
+    "explain": (
+        "gpuhook.cli.explain:explain",
+        "Say what a container would get, or why it would be refused; change nothing.",
+    ),
+    "check": ("gpuhook.cli.check:check", "Say whether a driver meets a requirement such as 'cuda>=12.6'."),
+    "info": ("gpuhook.cli.info:info", "Show this host: driver, GPUs, runtime, configuration."),
+    "list": ("gpuhook.cli.list_:list_", "List the driver's files that containers get, by capability."),
+    "config": ("gpuhook.cli.config:config", "Show and check runtime.toml."),
+    "sim": ("gpuhook.cli.sim:sim", "Make a simulated driver for a machine without a GPU."),
+}
+
+
+class Commands(click.Group):
+    """The table above as a click group."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """The names, in the table's order."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
+        """Import one command."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, name = COMMANDS[cmd_name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), name)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; a name that is near to one gets that as a hint."""
+        if args and args[0] not in COMMANDS and args[0].strip("-"):
+            import difflib  # noqa: PLC0415 - only a misspelt name pays for it
+
+            near = difflib.get_close_matches(args[0], COMMANDS, 1)
+            raise click.UsageError(f"there is no command {args[0]!r}" + (f"; did you mean {near[0]}" if near else ""))
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
+        """Write the table into the help."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog="""\b
+Examples:
+  gpuhook explain /run/containerd/io.containerd.runtime.v2.task/default/ID
+  gpuhook explain --env NVIDIA_VISIBLE_DEVICES=all
+  gpuhook check 'cuda>=12.6'
+  gpuhook info
+
+Each command has its own --help with examples. Every error's reference, in square brackets, has a section in
+docs/errors.md.
+""",
+)
+@click.version_option(__version__, "--version", prog_name="gpuhook", message="%(prog)s %(version)s")
+def gpuhook() -> None:
+    """See what gpuhook gives to containers of this host, and why."""
+
+
+def prefix() -> str:
+    """What this installation lies below: `` for the one at /, else a directory. For commands, while they run."""
+    found = click.get_current_context().find_root().obj
+    return found if isinstance(found, str) else ""
+
+
+def main(argv: list[str] | None = None, prefix: str = "") -> int:
+    """Run the command line; returns the exit code. Without arguments, those of the process (console script)."""
+    words = (sys.argv if argv is None else argv)[1:]
+    try:
+        code = gpuhook.main(args=words, prog_name="gpuhook", obj=prefix, standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return error.exit_code
+    except click.ClickException as error:
+        return _fail(_usage(error))
+    except GpuhookError as error:
+        return _fail(error)
+    except (KeyboardInterrupt, click.Abort):
+        return 130
+    except BrokenPipeError:  # the reader went away, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:  # a person gets one line, the log the traceback
+        return _fail(_defect(error, prefix))
+
+
+def _usage(error: click.ClickException) -> GpuhookError:
+    """A wrong command line in the form of every other error."""
+    text = error.format_message().rstrip(".")
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context else "gpuhook"
+    return GpuhookError("usage", text[:1].lower() + text[1:], f"{command} --help shows what it takes, with examples")
+
+
+def _fail(error: GpuhookError) -> int:
+    sys.stdout.flush()
+    click.echo(str(error), err=True)
+    return error.exit_code
+
+
+def _defect(error: Exception, where: str) -> GpuhookError:
+    """An exception that nobody expected: the traceback goes to the log, where that can be written."""
+    from gpuhook import config, log  # noqa: PLC0415 - nobody else pays for it
+
+    path = config.paths(where).log
+    log.Log(path).write("error", "-", "".join(traceback.format_exception(error)))
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    place = f"{os.path.basename(last.filename)}:{last.lineno}"
+    found = f"{type(error).__name__} at {place}: {error}".splitlines()[0]
+    report = f"report it with the traceback in {path}" if os.access(path, os.R_OK) else "report it"
+    return GpuhookError("internal", found, f"this is a defect of gpuhook: {report}")

@@ -1,0 +1,64 @@
+"""`gpuhook list`: the files of this host's driver that containers get, by the capability that brings them."""
+
+import click
+
+from gpuhook import config
+from gpuhook.cli import prefix, render
+from gpuhook.driver import record
+from gpuhook.model import DriverFile
+
+
+@click.command(
+    "list",
+    epilog="""\b
+Examples:
+  gpuhook list
+  gpuhook list --capability utility
+  gpuhook list --json | jq -r '.files[].path'
+""",
+)
+@click.option(
+    "--capability",
+    type=click.Choice((*config.CAPABILITIES, "*")),
+    help="Only the files of one capability; * are those that every container with a driver gets.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+def list_(capability: str | None, as_json: bool) -> None:
+    """List the driver's files that containers get: capability, kind, path on the host, name and links in the container.
+
+    What the driver has and no container gets is listed after them with the reason (in a pipe: on stderr).
+    """
+    where = prefix()
+    known = record.load(config.load(where), where)
+    files = sorted(
+        [item for item in known.files if capability in (None, item.capability)],
+        key=lambda item: (item.capability, item.kind, item.name),
+    )
+    left_out = record.left_out(where)
+    if as_json:
+        data = {
+            "driver": known.driver,
+            "files": [_document(item) for item in files],
+            "left_out": [{"path": path, "reason": reason} for path, reason in left_out],
+        }
+        click.echo(render.document(data))
+        return
+    heading = ("CAPABILITY", "KIND", "NAME IN THE CONTAINER", "LINKS", "PATH")
+    rows = [(item.capability, item.kind, item.name, " ".join(item.links) or "-", item.path) for item in files]
+    click.echo("\n".join(render.table(heading, rows)))
+    for path, reason in left_out:
+        click.echo(
+            render.faint(f"left out: {render.plain(path)}: {render.plain(reason)}"), err=not render.on_terminal()
+        )
+
+
+def _document(item: DriverFile) -> dict[str, object]:
+    return {
+        "capability": item.capability,
+        "kind": item.kind,
+        "path": item.path,
+        "name": item.name,
+        "soname": item.soname,
+        "links": list(item.links),
+        "bits": item.bits,
+    }
