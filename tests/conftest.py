@@ -1,8 +1,10 @@
 """What tests share: the installed tree, a world of its own for each test, simulated drivers, bundles, runtimes."""
 
+import itertools
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from gpuhook import sim
 from tests import bundles
-from tests.images import BUILD, CHECKOUT
+from tests.images import CHECKOUT
 
 ROOTS = ("driver-root", "dev-root", "proc-root", "sys-root")
 
@@ -65,24 +68,62 @@ class World:
 
 
 @pytest.fixture(scope="session")
-def installed() -> Path:
-    """The tree that scripts/install lays out, made once in a run and written by nobody after."""
-    place = BUILD / "installed"
-    shutil.rmtree(place, ignore_errors=True)
-    subprocess.run([CHECKOUT / "scripts/install", "--destdir", place], check=True, stdout=subprocess.DEVNULL)
-    return place
+def place() -> Iterator[Path]:
+    """A folder for what a run makes once. Everybody may enter it, which pytest's own do not allow: NVML's helper is
+    nobody, and containers have users of their own."""
+    folder = Path(tempfile.mkdtemp(prefix="gh-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def installed(place: Path) -> Path:
+    """The tree that scripts/install lays out; written by nobody after."""
+    tree = place / "installed"
+    subprocess.run([CHECKOUT / "scripts/install", "--destdir", tree], check=True, stdout=subprocess.DEVNULL)
+    return tree
 
 
 @pytest.fixture
-def new_world(installed: Path, tmp_path: Path) -> Callable[[str], World]:
+def folder(place: Path) -> Iterator[Path]:
+    """A folder of this test's own, open to everybody."""
+    path = Path(tempfile.mkdtemp(prefix="t-", dir=place))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def new_world(installed: Path, folder: Path) -> Callable[[str], World]:
     """Makes worlds: the installed programs, the shipped configuration, an empty state."""
 
     def make(name: str) -> World:
-        path = tmp_path / name
+        path = folder / name
         (path / "etc/gpuhook").mkdir(parents=True)
         (path / "usr").symlink_to(installed / "usr")
         shutil.copy(installed / "etc/gpuhook/runtime.toml", path / "etc/gpuhook/runtime.toml")
         return World(path)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def sim_driver(place: Path) -> Path:
+    """A simulated driver with the defaults: two GPUs, 580.95.05, CUDA 13.0; for tests that do not change it."""
+    sim.create(place / "driver", sim.SimOptions())
+    return place / "driver"
+
+
+@pytest.fixture
+def new_driver(folder: Path) -> Callable[..., Path]:
+    """Makes simulated drivers of a test's own; the options are those of gpuhook.sim.SimOptions."""
+    numbers = itertools.count(1)
+
+    def make(**options: Any) -> Path:
+        path = folder / f"driver{next(numbers)}"
+        sim.create(path, sim.SimOptions(**options))
+        return path
 
     return make
 
@@ -94,12 +135,12 @@ def world(new_world: Callable[[str], World]) -> World:
 
 
 @pytest.fixture
-def new_bundle(tmp_path: Path) -> Iterator[Callable[..., bundles.Bundle]]:
+def new_bundle(folder: Path) -> Iterator[Callable[..., bundles.Bundle]]:
     """Makes bundles (options of tests.bundles.make) and takes them down at the end."""
     made: list[bundles.Bundle] = []
 
     def make(tree: str | Path = "glibc", **options: Any) -> bundles.Bundle:
-        made.append(bundles.make(tmp_path / f"bundle{len(made)}", tree, **options))
+        made.append(bundles.make(folder / f"bundle{len(made)}", tree, **options))
         return made[-1]
 
     yield make
@@ -108,15 +149,15 @@ def new_bundle(tmp_path: Path) -> Iterator[Callable[..., bundles.Bundle]]:
 
 
 @pytest.fixture
-def shim(world: World, tmp_path: Path) -> bundles.Runtime:
+def shim(world: World, folder: Path) -> bundles.Runtime:
     """The installed shim of this test's world."""
-    return bundles.Runtime(world.runtime, tmp_path / "shim")
+    return bundles.Runtime(world.runtime, folder / "shim")
 
 
 @pytest.fixture
-def runc(tmp_path: Path) -> bundles.Runtime:
+def runc(folder: Path) -> bundles.Runtime:
     """Plain runc."""
-    return bundles.Runtime(bundles.tool("runc"), tmp_path / "runc")
+    return bundles.Runtime(bundles.tool("runc"), folder / "runc")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

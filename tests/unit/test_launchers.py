@@ -300,14 +300,14 @@ def test_the_environment_is_passed_on(tree: Tree, name: str) -> None:
 class TestWithoutPython:
     """/usr/bin/python3 is hidden in a mount namespace of the call's own."""
 
-    HIDDEN = [
+    HIDDEN = (
         "/usr/bin/unshare",
         "-m",
         "/bin/sh",
         "-c",
         '/bin/mount --bind /dev/null /usr/bin/python3 && exec "$@"',
         "sh",
-    ]  # noqa: RUF012
+    )
 
     @pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "not compiled"])
     @pytest.mark.parametrize(
