@@ -12,6 +12,7 @@ from _stat import S_ISREG
 from gpuhook import cmdline, config, grant, jsonio, linux, oci, request
 from gpuhook.errors import GpuhookError
 from gpuhook.log import Log
+from gpuhook.model import Container
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,25 +66,35 @@ def edit(
         if ignored:
             log.write("warning", name, ignored)
         return
+    replaced = write(spec, container, granted, settings, prefix)
+    for node in granted.nodes:
+        _link_number(node.major, node.minor, node.path)
+    for path in replaced:
+        log.write("info", name, f"took the place of the hook {path}")
+    spec.save()
+    for warning in granted.warnings:
+        log.write("warning", name, warning)
+    log.write("info", name, f"granted {_names(granted)} of driver {granted.record.driver}")
+
+
+def write(
+    spec: oci.Spec, container: Container, granted: grant.Grant, settings: config.Config, prefix: str
+) -> "tuple[str, ...]":
+    """Put nodes, rules and the hook into the spec in memory; `explain` shows what this does to it.
+
+    Returns the paths of foreign hooks replaced. GpuhookError `dev-not-mounted`.
+    """
     if not any(destination == "/dev" for _, destination in container.mounts):
         raise GpuhookError(
             "dev-not-mounted",
             "the container asks for GPUs and its spec mounts nothing at /dev: device nodes would be made in the image",
             'mount a tmpfs at /dev, as `runc spec` and every engine do: {"destination":"/dev","type":"tmpfs"}',
         )
-    for node in granted.nodes:
-        _link_number(node.major, node.minor, node.path)
     spec.grant(granted.nodes)
     arguments = ["--record", granted.record.id, "--bundle", spec.folder]
     if granted.compat:
         arguments.append("--compat")
-    hook = f"{prefix}/usr/bin/{oci.HOOK}"
-    for path in spec.add_hook(settings.stage, hook, arguments, settings.deadline + _TIMEOUT_MARGIN):
-        log.write("info", name, f"took the place of the hook {path}")
-    spec.save()
-    for warning in granted.warnings:
-        log.write("warning", name, warning)
-    log.write("info", name, f"granted {_names(granted)} of driver {granted.record.driver}")
+    return spec.add_hook(settings.stage, f"{prefix}/usr/bin/{oci.HOOK}", arguments, settings.deadline + _TIMEOUT_MARGIN)
 
 
 def _names(granted: grant.Grant) -> str:
