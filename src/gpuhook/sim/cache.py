@@ -9,7 +9,10 @@ import re
 import shutil
 import struct
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
+
+from gpuhook.sim.libraries import Layout, Library
 
 _MAGIC = b"glibc-ld.so.cache1.1"
 _LITTLE_ENDIAN = 2
@@ -18,24 +21,29 @@ _ENTRY = struct.Struct("<iIIIQ")
 _FLAGS = {"x86_64": 0x0303, "aarch64": 0x0A03}  # ELF for glibc 2, and the machine
 
 
-def write(root: Path, directory: str, conf: str) -> None:
-    """Write etc/ld.so.conf and etc/ld.so.cache. `directory` holds the libraries, relative to root."""
+def write(root: Path, layout: Layout, libraries: Iterable[Library], driver: str) -> None:
+    """Write etc/ld.so.conf and etc/ld.so.cache for a tree in which the libraries are in place."""
     etc = root / "etc"
     etc.mkdir(exist_ok=True)
-    (etc / "ld.so.conf").write_text(conf)
+    (etc / "ld.so.conf").write_text(layout.conf)
     path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
     if ldconfig := shutil.which("ldconfig", path=path):
         words = [ldconfig, "-r", str(root)]
         done = subprocess.run(words, capture_output=True, check=False, timeout=120)  # noqa: S603
         if done.returncode == 0 and (etc / "ld.so.cache").is_file():
             return
-    (etc / "ld.so.cache").write_bytes(compose(root, directory))
+    (etc / "ld.so.cache").write_bytes(compose(layout.libraries, libraries, driver))
 
 
-def compose(root: Path, directory: str) -> bytes:
-    """The cache of the sonames in one directory, as ldconfig would write it."""
-    links = [item.name for item in (root / directory).iterdir() if ".so" in item.name and item.is_file()]
-    names = sorted(links, key=_key, reverse=True)  # the loader's binary search expects descending order
+def compose(directory: str, libraries: Iterable[Library], driver: str) -> bytes:
+    """The cache as ldconfig would write it: sonames and development links of what lies in the directory itself."""
+    found = {
+        name
+        for item in libraries
+        if "/" not in item.name
+        for name in (item.soname_text(driver), *([f"{item.name}.so"] if item.dev else ()))
+    }
+    names = sorted(found, key=_key, reverse=True)  # the loader's binary search expects descending order
     strings = bytearray()
     at = _HEADER.size + _ENTRY.size * len(names)
     entries = []

@@ -139,6 +139,9 @@ def check(options: SimOptions) -> tuple[SimGpu, ...]:
         _match("--arch", arch, _LEVEL, "expected a compute capability such as 9.0")
     minors = options.minors or tuple(range(options.gpus))
     bus_ids = options.bus_ids or tuple(f"00000000:{11 + index:02x}:00.0" for index in range(options.gpus))
+    for bus_id in bus_ids:
+        _match("bus_ids", bus_id, _BUS_ID, "expected a PCI address such as 0000:0b:00.0")
+    bus_ids = tuple(bus_id.lower().rjust(16, "0") for bus_id in bus_ids)
     uuids = options.uuids or tuple(gpu_uuid(index) for index in range(options.gpus))
     for name, items in (("minors", minors), ("bus_ids", bus_ids), ("uuids", uuids)):
         if len(items) != options.gpus or len(set(items)) != len(items):
@@ -146,12 +149,10 @@ def check(options: SimOptions) -> tuple[SimGpu, ...]:
     for minor in minors:
         if not 0 <= minor <= MAX_MINOR:
             raise invalid("minors", minor, f"expected 0 to {MAX_MINOR}")
-    for bus_id in bus_ids:
-        _match("bus_ids", bus_id, _BUS_ID, "expected a PCI address such as 0000:0b:00.0")
     for text in uuids:
         _match("uuids", text, _UUID, "expected GPU- and a UUID in lower case")
     return tuple(
-        SimGpu(uuids[i], bus_ids[i].lower().rjust(16, "0"), minors[i], brands[i], archs[i], options.memory, models[i])
+        SimGpu(uuids[i], bus_ids[i], minors[i], brands[i], archs[i], options.memory, models[i])
         for i in range(options.gpus)
     )
 

@@ -89,14 +89,14 @@ def _check_target(directory: Path) -> None:
 
 def _fill(root: Path, options: SimOptions, now: State) -> None:
     layout = LAYOUTS[options.layout]
-    extra = tuple(Library(name, "1") for name in options.extra_libraries)
+    libraries = (*LIBRARIES, *(Library(name, "1") for name in options.extra_libraries))
     for name in ("usr/bin", "usr/sbin", "usr/lib", "usr/lib64", "etc", "run", "tmp", "var", "sim", layout.libraries):
         (root / name).mkdir(parents=True, exist_ok=True)
     for name in ("bin", "sbin", "lib", "lib64"):
         (root / name).symlink_to(f"usr/{name}")
     (root / "var/run").symlink_to("../run")
     major = kernel.make_nodes(root, now)  # first: it fails soonest
-    build.build(root, layout.libraries, (*LIBRARIES, *extra), now)
+    build.build(root, layout.libraries, libraries, now)
     firmware = root / "usr/lib/firmware/nvidia" / now.driver
     firmware.mkdir(parents=True)
     for name in ("gsp_ga10x.bin", "gsp_tu10x.bin"):
@@ -108,7 +108,7 @@ def _fill(root: Path, options: SimOptions, now: State) -> None:
     kernel.write_boot(root)
     (root / state.CONF).write_text(state.text(now))
     (root / state.COUNT).touch()
-    cache.write(root, layout.libraries, layout.conf)
+    cache.write(root, layout, libraries, now.driver)
     _settle(root)
     (root / "tmp").chmod(0o1777)
     # NVML's callers count here as whoever they are: the helper is nobody

@@ -1,0 +1,69 @@
+"""`gpuhook sim`: what the commands print, and that they do what the Python functions do."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from gpuhook import sim as simulator
+from gpuhook.cli.sim import sim
+from gpuhook.errors import GpuhookError
+
+
+def test_create_prints_the_lines_for_the_configuration(tmp_path: Path) -> None:
+    """The printed lines are TOML that names the tree by its absolute path, whatever its name, and a next step."""
+    where = tmp_path / 'a "driver" ö'
+    words = ["create", str(where), "--gpus", "1", "--driver", "535.161.08", "--cuda", "12.2", "--brand", "geforce"]
+    words += ["--model", "NVIDIA GeForce RTX 4090", "--arch", "8.9", "--layout", "fedora", "--fault", "slow=1"]
+    done = CliRunner().invoke(sim, words, catch_exceptions=False)
+    assert done.exit_code == 0
+    lines = done.output.splitlines()
+    start = lines.index("[driver]")
+    table = tomllib.loads("\n".join(lines[start : start + 5]))["driver"]
+    assert table == dict.fromkeys(("driver-root", "dev-root", "proc-root", "sys-root"), str(where))
+    assert lines[-1].startswith("next: ")
+    conf = (where / "sim/nvml.conf").read_text()
+    assert "driver = 535.161.08\ncuda = 12020\nfault = slow=1\n" in conf
+    assert conf.endswith(" 0 5 8.9 81559 NVIDIA GeForce RTX 4090\n")
+    assert (where / "usr/lib64/libcuda.so.535.161.08").is_file()
+
+
+def test_create_without_options_equals_the_defaults(tmp_path: Path) -> None:
+    """The command's defaults are those of SimOptions."""
+    CliRunner().invoke(sim, ["create", str(tmp_path / "a")], catch_exceptions=False)
+    simulator.create(tmp_path / "b")
+    assert (tmp_path / "a/sim/nvml.conf").read_text() == (tmp_path / "b/sim/nvml.conf").read_text()
+
+
+def test_fault_changes_and_mends(tmp_path: Path) -> None:
+    """`sim fault` writes the fault into the tree, and `none` takes it out."""
+    simulator.create(tmp_path / "d")
+    for fault in ("gpu-lost=1,slow=5", "none"):
+        done = CliRunner().invoke(sim, ["fault", str(tmp_path / "d"), fault], catch_exceptions=False)
+        assert done.exit_code == 0
+        assert f"\nfault = {fault}\n" in (tmp_path / "d/sim/nvml.conf").read_text()
+
+
+def test_bad_fault_is_refused(tmp_path: Path) -> None:
+    """The error of the Python function reaches the caller, who shows it."""
+    simulator.create(tmp_path / "d")
+    with pytest.raises(GpuhookError, match="'gpu-lost=9'"):
+        CliRunner().invoke(sim, ["fault", str(tmp_path / "d"), "gpu-lost=9"], catch_exceptions=False)
+
+
+def test_list_layouts_is_a_table() -> None:
+    """A row for each layout with its library directory."""
+    done = CliRunner().invoke(sim, ["list-layouts"], catch_exceptions=False)
+    rows = [line.split()[:2] for line in done.output.splitlines()[1:]]
+    assert rows == [[name, "/" + layout.libraries] for name, layout in simulator.LAYOUTS.items()]
+
+
+@pytest.mark.parametrize("words", [["--help"], ["create", "--help"], ["fault", "--help"], ["list-layouts", "--help"]])
+def test_help_has_examples(words: list[str]) -> None:
+    """Each command's help shows how to call it; faults are all explained where they can be given."""
+    done = CliRunner().invoke(sim, words)
+    assert done.exit_code == 0
+    assert len(words) == 1 or "Example" in done.output
+    if words[0] in ("create", "fault"):
+        assert all(fault in done.output for fault in simulator.FAULTS)
