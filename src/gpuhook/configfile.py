@@ -361,10 +361,10 @@ def _bare(name: str) -> str:
 def _line_of_part(lines: list[str], number: int, part: str) -> int:
     """The line from `number` on that has `part` in quotes, as long as the value can reach; else `number`."""
     for ahead, line in enumerate(lines[number - 1 : number + 99], number):
-        if part and (f'"{part}"' in line or f"'{part}'" in line):
-            return ahead
         if ahead > number and re.match(r"\s*(\[[^\]\"']*\]\s*(#.*)?$|[A-Za-z0-9_-]+\s*=)", line):
             break
+        if part and (f'"{part}"' in line or f"'{part}'" in line):
+            return ahead
     return number
 
 

@@ -24,12 +24,17 @@ def read(path: str, limit: int) -> tuple[bytes, os.stat_result]:
         fd = os.open(real, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:
         raise _invalid(path, f"cannot be read: {error.strerror}") from None
-    with open(fd, "rb") as file:
+    try:
         status = os.fstat(fd)
         _check(path, real, status)
         if not stat.S_ISREG(status.st_mode):
             raise _invalid(path, "is no regular file")
-        data = file.read(limit + 1)
+        with open(fd, "rb", closefd=False) as file:
+            data = file.read(limit + 1)
+    except OSError as error:
+        raise _invalid(path, f"cannot be read: {error.strerror}") from None
+    finally:
+        os.close(fd)
     if len(data) > limit:
         raise _invalid(path, f"is longer than {limit} bytes")
     return data, status

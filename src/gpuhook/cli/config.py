@@ -4,7 +4,7 @@ import importlib.resources
 import json
 import os
 import tomllib
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 import jsonschema
@@ -32,12 +32,9 @@ def config() -> None:
 def show(as_json: bool) -> None:
     """Print every key with the value in force, and whether the file or the default gives it."""
     path = configuration.paths(_prefix()).config
-    try:
-        parsed = _read(path) if os.path.lexists(path) else configfile.parse(b"")
-        if parsed.problems:
-            configfile.refuse(path, parsed.problems)
-    except GpuhookError as error:
-        _fail(error)
+    parsed = configfile.parse(_content(path, trust=True) if os.path.lexists(path) else b"")
+    if parsed.problems:
+        configfile.refuse(path, parsed.problems)
     rows = [(key, getattr(parsed.config, key.field), _source(key, parsed)) for key in configfile.KEYS]
     if as_json:
         keys = {key.dotted: {"value": item, "source": source} for key, item, source in rows}
@@ -63,14 +60,10 @@ def validate(file: str | None) -> None:
     if file is None and not os.path.lexists(path):
         click.echo(f"{path} is not there: the defaults hold")
         return
-    try:
-        data = _content(path, trust=file is None)
-        problems = configfile.parse(data).problems
-        problems = problems or _by_schema(data)
-        if problems:
-            configfile.refuse(path, problems)
-    except GpuhookError as error:
-        _fail(error)
+    data = _content(path, trust=file is None)
+    problems = configfile.parse(data).problems or _by_schema(data)
+    if problems:
+        configfile.refuse(path, problems)
     click.echo(f"{path} is right")
 
 
@@ -84,15 +77,6 @@ def _prefix() -> str:
     """What this installation lies below."""
     found = click.get_current_context().find_root().obj
     return found if isinstance(found, str) else ""
-
-
-def _fail(error: GpuhookError) -> NoReturn:
-    click.echo(str(error), err=True)
-    raise SystemExit(error.exit_code)
-
-
-def _read(path: str) -> configfile.Parsed:
-    return configfile.parse(configtrust.read(path, configuration.LIMIT)[0])
 
 
 def _content(path: str, trust: bool) -> bytes:
