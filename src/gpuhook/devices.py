@@ -112,7 +112,7 @@ def _malformed(lower: str) -> str:
     first, dash, last = lower.partition("-")
     if lower in _BOOLEANS:
         return "which names no device; for no GPU write none, to leave the container alone void"
-    if DIGITS.issuperset(lower):
+    if lower and DIGITS.issuperset(lower):
         return "an index with a leading zero" if lower[0] == "0" else "an index with too many digits"
     if dash and not first and last and DIGITS.issuperset(last):
         return "a negative index"
