@@ -7,9 +7,10 @@ runs here as nobody, without capabilities, without an environment, with one pipe
 Arguments: parent's pid, descriptor of libnvidia-ml or -1, of libcuda or -1, directory of pynvml, uid, gid, comma list
 of supplementary groups, seconds of processor time. The answer goes to descriptor 3 as one JSON text.
 
-The two libraries are loaded before the uid is given up, with no capability left but those needed to give it up: the
-directory they lie in may be closed to nobody, and a library may look beside itself when it is loaded. They are root's,
-checked by the parent, and handed over as descriptors, so that nothing can be put in their place.
+The two libraries are loaded as nobody too, with one capability that is given up before the first call of NVML: to
+read and search directories, since the one they lie in may be closed to nobody, and a library may look beside itself
+when it is loaded. They are root's, checked by the parent, and come as descriptors, so that nothing can be put in their
+place.
 """
 
 import ctypes
@@ -25,9 +26,10 @@ if TYPE_CHECKING:
 
 PIPE = 3
 FIRST_FREE = 6  # 0 to 2: /dev/null, 3: the pipe, 4 and 5: the libraries
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 1, 4, 24, 38, 47
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_KEEPCAPS = 1, 4, 8
+PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 24, 38, 47
 PR_CAP_AMBIENT_CLEAR_ALL = 4
-CAP_SETGID, CAP_SETUID = 6, 7
+CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID = 2, 6, 7
 CAPABILITY_VERSION_3 = 0x20080522
 # by number of NVML's nvmlBrandType_t: the words of the requirement language
 BRANDS = (
@@ -63,7 +65,7 @@ def set_capabilities(wanted: int) -> None:
 
 
 def confine(seconds: int) -> None:
-    """Give up what needs no other uid: session, core dumps, new privileges, all capabilities but two."""
+    """Give up what needs no other uid: session, core dumps, new privileges, all capabilities but three."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.closerange(FIRST_FREE, 65536)
     os.umask(0o077)
@@ -85,14 +87,18 @@ def confine(seconds: int) -> None:
     for number in range(64):
         libc.prctl(PR_CAPBSET_DROP, number, 0, 0, 0)  # ends with EINVAL above the last; without CAP_SETPCAP: EPERM
     if os.geteuid() == 0:
-        set_capabilities(1 << CAP_SETGID | 1 << CAP_SETUID)
+        set_capabilities(1 << CAP_SETGID | 1 << CAP_SETUID | 1 << CAP_DAC_READ_SEARCH)
     else:
         set_capabilities(0)
 
 
 def become(uid: int, gid: int, groups: list[int], parent: int) -> None:
-    """Become nobody for good. A user namespace without that uid leaves the caller's, without capabilities."""
+    """Become nobody for good. A user namespace without that uid leaves the caller's.
+
+    What stays is the capability to load libraries from closed directories, if it was there.
+    """
     if os.geteuid() == 0:
+        libc.prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0)
         try:
             os.setgroups(groups)
             os.setresgid(gid, gid, gid)
@@ -100,7 +106,8 @@ def become(uid: int, gid: int, groups: list[int], parent: int) -> None:
         except OSError:
             if namespace_is_initial():
                 raise
-    set_capabilities(0)
+        set_capabilities(1 << CAP_DAC_READ_SEARCH)
+        libc.prctl(PR_SET_KEEPCAPS, 0, 0, 0, 0)
     libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # a change of the uid clears it: so here, not before
     if os.getppid() != parent:
@@ -192,7 +199,7 @@ def text_of(item: object) -> str:
 
 
 def main(arguments: list[str]) -> "dict[str, Any]":
-    """Confine, load, become nobody, ask, answer."""
+    """Confine, become nobody, load, give up the last capability, ask."""
     parent, nvml_fd, cuda_fd = (int(item) for item in arguments[:3])
     directory, (uid, gid) = arguments[3], (int(item) for item in arguments[4:6])
     groups = [int(item) for item in arguments[6].split(",") if item]
@@ -203,9 +210,10 @@ def main(arguments: list[str]) -> "dict[str, Any]":
     except ImportError as error:
         return {"error": {"code": -1, "text": f"pynvml cannot be imported from {directory}: {error}"}}
     sys.path.pop(0)
+    become(uid, gid, groups, parent)
     failed = preload(nvml_fd)
     preload(cuda_fd)  # a driver without compute has none, and NVML does without
-    become(uid, gid, groups, parent)
+    set_capabilities(0)
     if failed:
         return {"error": {"code": -2, "text": failed}}
     try:
