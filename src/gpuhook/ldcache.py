@@ -37,7 +37,7 @@ _SECTION = Struct("<IIII")  # tag, flags, file offset, size
 _DIGITS = b"0123456789"
 COLLAPSE = bytes.maketrans(_DIGITS, b"0" * 10)
 _ABOVE = bytes.maketrans(_DIGITS, bytes(range(0xE0, 0xEA)))
-_LENGTHS = tuple([bytes((0xF0 + length,)) for length in range(10)])
+_LENGTHS = tuple([bytes((0xF0 + length,)) for length in range(16)])
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -259,7 +259,7 @@ def order_keys(names: "list[bytes]") -> "list[bytes]":
         number = above[at:stop].lstrip(b"\xe0") or b"\xe0"
         parts.append(above[done:at])
         if len(number) > 1:
-            parts.append(_LENGTHS[len(number)])
+            parts.append(_LENGTHS[min(len(number), 15)])
         parts.append(number)
         done = stop
         at = shape.find(b"00", stop)
