@@ -10,6 +10,10 @@ from gpuhook.driver import nodes, record
 from gpuhook.errors import GpuhookError
 from gpuhook.model import Container, Gpu, Node, Record, Request, value
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 
 @value
 class Grant:
@@ -32,38 +36,55 @@ def decide(container: Container, config: Config, prefix: str) -> Grant | None:
     if asked is None:
         return None
     devices.check(asked)
-    policy = "off" if asked.disabled_by else config.policy
-    demands, warnings = requirement.parse_all(asked.demands, policy)
+    demands, warnings = requirement.parse_all(asked.demands, policy(asked, config))
     known = record.load(config, prefix)
     gpus = devices.select(asked, known.gpus)
-    compat = config.cuda_compat == "path" and all(cuda.forward_compat(gpu.brand) for gpu in gpus)
-    warnings += requirement.check(
-        demands,
-        requirement.Host(known.driver, known.cuda, known.cuda_assumed),
-        gpus,
-        policy,
-        lambda: compat_version(container, known) if compat else "",
-        asked.near_misses,
-        config.allow_disable_require,
-    )
+    matter = circumstances(container, asked, config, known, gpus)
+    warnings += requirement.check(demands, *matter, asked.near_misses, config.allow_disable_require)
     return Grant(
         request=asked,
         record=known,
         gpus=gpus,
         nodes=nodes.control(config, asked.capabilities) + nodes.of_gpus(config, gpus),
-        compat=compat,
+        compat=compat_allowed(config, gpus),
         warnings=asked.warnings + devices.left_out(asked, known.gpus) + warnings,
     )
 
 
-def compat_version(container: Container, known: Record) -> str:
+def policy(asked: Request, config: Config) -> str:
+    """The requirement policy that counts for this request."""
+    return "off" if asked.disabled_by else config.policy
+
+
+def circumstances(
+    container: Container, asked: Request, config: Config, known: Record, gpus: tuple[Gpu, ...]
+) -> "tuple[requirement.Host, tuple[Gpu, ...], str, Callable[[], str | None]]":
+    """What requirements are judged by: the arguments of `requirement.judge` after the requirements."""
+    allowed = compat_allowed(config, gpus)
+    return (
+        requirement.Host(known.driver, known.cuda, known.cuda_assumed),
+        gpus,
+        policy(asked, config),
+        lambda: compat_version(container, known) if allowed else "",
+    )
+
+
+def compat_allowed(config: Config, gpus: tuple[Gpu, ...]) -> bool:
+    """Whether the image's forward-compatibility libraries may be used: by the configuration and each GPU's brand."""
+    return config.cuda_compat == "path" and all(cuda.forward_compat(gpu.brand) for gpu in gpus)
+
+
+def compat_version(container: Container, known: Record) -> str | None:
     """The driver version of the image's forward-compatibility libraries that would be used, or ``.
 
     Looked for only where a verdict hangs on it: before the container exists, in its root as the engine prepared it.
+    None for a container without a root, which only `explain` has: no image is at hand.
     """
     from gpuhook import image  # noqa: PLC0415
     from gpuhook.rootfs import Root  # noqa: PLC0415
 
+    if not container.root:
+        return None
     try:
         found = image.look(Root.at(container.root), (), compat=True)
     except GpuhookError:
