@@ -242,7 +242,7 @@ def load(path: str) -> tuple[Config, os.stat_result | None]:
 
 def refuse(path: str, problems: tuple[Problem, ...], more: int = 0) -> NoReturn:
     """Raise config-invalid with each of the problems; `more` says how many others there are."""
-    message = "\n".join(problem.sentence(path) for problem in problems)
+    message = "\n  ".join(problem.sentence(path) for problem in problems)
     hints = [problem.hint for problem in problems if problem.hint]
     if more > 0:
         hints.append(f"{more} more: run gpuhook config validate")

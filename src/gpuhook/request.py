@@ -307,7 +307,7 @@ def _demands(
     """Every requirement of the image, by the name of its variable; the annotation's last."""
     found = []
     for name in sorted([name for name in env if name.startswith(REQUIRE)]):
-        if env[name].strip() and not name.startswith(_NOT_CONSTRAINTS) and not _is_miss(name, env[name]):
+        if env[name].strip() and not name.startswith(_NOT_CONSTRAINTS) and not _says_yes(name, env[name]):
             found.append(Demand(name, env[name]))
     legacy = _legacy(env, config)
     if legacy:
@@ -357,7 +357,7 @@ def _annotated(container: "Container") -> "list[Demand]":
 def _near_misses(env: "dict[str, str]") -> "tuple[str, ...]":
     """Variables that were surely meant to be NVIDIA_DISABLE_REQUIRE (field report R19); at most four, sorted."""
     likely = [name for name in env if 10 < len(name) < 30 and "RE" in name.upper() and name != DISABLE]
-    return tuple(sorted([name for name in likely[:256] if _is_miss(name, env[name])])[:4])
+    return tuple(sorted([name for name in likely[:64] if _is_miss(name, env[name])])[:4])
 
 
 def _is_miss(name: str, text: str) -> bool:
@@ -366,6 +366,11 @@ def _is_miss(name: str, text: str) -> bool:
         return False
     upper = name.upper()
     return upper in _MISSES or (abs(len(upper) - len(DISABLE)) <= 2 and _distance(upper, DISABLE) <= 2)
+
+
+def _says_yes(name: str, text: str) -> bool:
+    """Whether a NVIDIA_REQUIRE_ variable is one of the wrong switches and no demand. None is near by its letters."""
+    return name.upper() in _MISSES and text.lower() in _YES
 
 
 def _distance(one: str, other: str) -> int:

@@ -72,7 +72,7 @@ def test_validate_tells_every_error_with_its_line(prefix: str) -> None:
     assert isinstance(error, GpuhookError)
     assert error.reference == "config-invalid"
     lines = error.message.splitlines()
-    assert [line.split(": ")[:2] for line in lines] == [
+    assert [line.strip().split(": ")[:2] for line in lines] == [
         [f"{path}:2", "log.level"],
         [f"{path}:3", "log.fle"],
         [f"{path}:5", "hook.deadline"],

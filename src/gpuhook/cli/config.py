@@ -11,6 +11,7 @@ import jsonschema
 
 from gpuhook import config as configuration
 from gpuhook import configfile, configtrust
+from gpuhook.cli import prefix
 from gpuhook.configfile import Problem
 from gpuhook.errors import GpuhookError, shown
 
@@ -31,7 +32,7 @@ def config() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def show(as_json: bool) -> None:
     """Print every key with the value in force, and whether the file or the default gives it."""
-    path = configuration.paths(_prefix()).config
+    path = configuration.paths(prefix()).config
     parsed = configfile.parse(_content(path, trust=True) if os.path.lexists(path) else b"")
     if parsed.problems:
         configfile.refuse(path, parsed.problems)
@@ -56,7 +57,7 @@ def validate(file: str | None) -> None:
 
     A FILE that is named need not be trusted (owner and mode) as the one in force must be.
     """
-    path = file or configuration.paths(_prefix()).config
+    path = file or configuration.paths(prefix()).config
     if file is None and not os.path.lexists(path):
         click.echo(f"{path} is not there: the defaults hold")
         return
@@ -70,13 +71,7 @@ def validate(file: str | None) -> None:
 @config.command()
 def path() -> None:
     """Print where the runtime.toml in force lies, be it there or not."""
-    click.echo(configuration.paths(_prefix()).config)
-
-
-def _prefix() -> str:
-    """What this installation lies below."""
-    found = click.get_current_context().find_root().obj
-    return found if isinstance(found, str) else ""
+    click.echo(configuration.paths(prefix()).config)
 
 
 def _content(path: str, trust: bool) -> bytes:
