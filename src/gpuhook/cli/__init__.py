@@ -5,6 +5,7 @@ Off the hot path. A command finds what its installation lies below by `prefix()`
 """
 
 import importlib
+import io
 import os
 import sys
 import traceback
@@ -88,6 +89,8 @@ def prefix() -> str:
 def main(argv: list[str] | None = None, prefix: str = "") -> int:
     """Run the command line; returns the exit code. Without arguments, those of the process (console script)."""
     words = (sys.argv if argv is None else argv)[1:]
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # in a locale without the letters, too
     try:
         code = gpuhook.main(args=words, prog_name="gpuhook", obj=prefix, standalone_mode=False)
         sys.stdout.flush()

@@ -1,0 +1,182 @@
+"""The parts of an explanation as JSON values: request, host, requirements, grant, plan, hints."""
+
+import os
+import re
+from typing import Any
+
+from gpuhook import devices, grant, hook, image, plan, request, requirement, version
+from gpuhook.config import Config
+from gpuhook.driver import record
+from gpuhook.errors import shown
+from gpuhook.model import Bind, Container, Gpu, Image, Link, LoaderCache, Plan, Record, Request
+from gpuhook.requirement import Result
+from gpuhook.rootfs import Root
+
+_INDICES = re.compile(r"[0-9]{1,9}(,[0-9]{1,9})*", re.ASCII)
+
+
+def request_part(container: Container, asked: Request, settings: Config) -> dict[str, object]:
+    """What was asked and by which variables, and the administrator's policy on it."""
+    env = dict(container.env)
+    words = env.get(request.CAPABILITIES)
+    return {
+        "by": asked.origin,
+        "value": env.get(asked.origin, ""),
+        "devices": list(asked.devices),
+        "capabilities": list(asked.capabilities),
+        "capabilities_by": request.CAPABILITIES if words else "",
+        "capabilities_value": words,
+        "requirements": [{"origin": item.origin, "text": item.text} for item in asked.demands],
+        "disabled_by": asked.disabled_by,
+        "policy": {
+            "request.accept-env-when-unprivileged": settings.accept_env_when_unprivileged,
+            "request.supported-driver-capabilities": list(settings.supported_capabilities),
+            "requirement.policy": settings.policy,
+            "requirement.allow-disable-require": settings.allow_disable_require,
+            "requirement.cuda-compat": settings.cuda_compat,
+        },
+    }
+
+
+def add_host(document: dict[str, Any], container: Container, asked: Request, settings: Config, where: str) -> None:
+    """Driver, GPUs, and how each requirement comes out. GpuhookError where one of them can't be had."""
+    known = record.load(settings, where)
+    document["driver"] = {
+        "version": known.driver,
+        "cuda": version.text(known.cuda),
+        "cuda_assumed": known.cuda_assumed,
+        "record": known.id,
+    }
+    document["host_gpus"] = [_gpu(gpu) for gpu in known.gpus]
+    demands, _ = requirement.parse_all(asked.demands, grant.policy(asked, settings))
+    gpus = devices.select(asked, known.gpus)
+    document["gpus"] = [_gpu(gpu) for gpu in gpus]
+    matter = grant.circumstances(container, asked, settings, known, gpus)
+    verdict = requirement.judge(demands, *matter)
+    document["verdict"] = {"policy": verdict.policy, "met": verdict.met, "looked": verdict.policy != "off"}
+    document["verdicts"] = [_result(result) for result in verdict.results]
+    document["notes"] += verdict.notes
+
+
+def _gpu(gpu: Gpu) -> dict[str, object]:
+    return {
+        "index": gpu.index,
+        "uuid": gpu.uuid,
+        "bus_id": gpu.bus_id,
+        "name": gpu.name,
+        "brand": gpu.brand,
+        "arch": version.text(gpu.arch),
+        "error": gpu.error,
+    }
+
+
+def _result(result: Result) -> dict[str, object]:
+    return {
+        "origin": result.requirement.origin,
+        "met": result.met,
+        "alternative": result.closest,
+        "alternatives": len(result.requirement.alternatives),
+        "outcomes": [
+            {
+                "gpu": outcome.gpu.index if outcome.gpu else None,
+                "way": outcome.way,
+                "failed": [str(item) for item in outcome.failed],
+                "lacking": outcome.lacking,
+            }
+            for outcome in result.outcomes
+        ],
+    }
+
+
+def add_grant(document: dict[str, Any], granted: grant.Grant) -> None:
+    """The device nodes."""
+    document["nodes"] = [
+        {"path": node.path, "major": node.major, "minor": node.minor, "mode": f"{node.mode & 0o777:04o}"}
+        for node in granted.nodes
+    ]
+
+
+def add_plan(document: dict[str, Any], container: Container, granted: grant.Grant, settings: Config) -> None:
+    """The image, and every mount, link and cache entry with its reason."""
+    files = plan.select(granted.record, granted.request.capabilities)
+    if container.root:
+        root = Root.at(container.root)
+        steps, found = hook.steps(root, granted.record, files, settings, compat=granted.compat)
+        root.close()
+    else:
+        found = usual_image(granted.record)
+        steps = plan.make(granted.record, files, found, settings.sockets, settings.directories)
+    document["image"] = {
+        "loader": found.loader,
+        "machine": found.machine,
+        "libdir": found.libdir,
+        "compat": found.compat,
+        "compat_version": found.compat_version,
+        "covered": [path for path, _ in found.cover],
+    }
+    document |= _steps(steps, settings.driver_root)
+    document["warnings"] += steps.warnings
+
+
+def usual_image(known: Record) -> Image:
+    """What stands for the image where none is at hand: Debian's layout with glibc, for the driver's machine."""
+    triplet = image.TRIPLETS.get(known.machine, image.TRIPLETS["x86-64"])
+    return Image(loader="glibc", machine=known.machine, libdir=f"/usr/lib/{triplet}")
+
+
+def _steps(steps: Plan, driver_root: str) -> dict[str, Any]:
+    parts: dict[str, Any] = {"mounts": [], "links": [], "loader_cache": None}
+    for step in steps.steps:
+        match step:
+            case Bind():
+                parts["mounts"].append(
+                    {
+                        "source": step.source,
+                        "target": step.target,
+                        "kind": step.kind,
+                        "optional": step.optional,
+                        "present": os.path.lexists(f"{driver_root.rstrip('/')}{step.source}"),
+                        "reason": step.reason,
+                    }
+                )
+            case Link():
+                parts["links"].append({"target": step.target, "text": step.text, "reason": step.reason})
+            case LoaderCache():
+                parts["loader_cache"] = {
+                    "entries": [{"name": name, "path": path} for name, path in step.entries],
+                    "directories": list(step.directories),
+                    "reason": step.reason,
+                }
+    return parts
+
+
+# --- hints: what starts, and then surprises -----------------------------------------------------------------------
+
+
+def hints(container: Container, granted: grant.Grant) -> list[str]:
+    """What people trip over in a container that starts (field reports R39, R43, R87, R171)."""
+    env = dict(container.env)
+    found = []
+    selection = env.get("CUDA_VISIBLE_DEVICES", "").replace(" ", "")
+    count = len(granted.gpus)
+    if _INDICES.fullmatch(selection) and any(int(item) >= count for item in selection.split(",")):
+        found.append(
+            f"CUDA_VISIBLE_DEVICES={shown(selection)} counts the GPUs inside the container, and it gets {count}: CUDA "
+            f"will not find the rest; unset it, or write {','.join(map(str, range(count))) or 'nothing'}"
+        )
+    for folder in env.get("LD_LIBRARY_PATH", "").split(":"):
+        name = folder.rstrip("/").rpartition("/")[2]
+        if name in ("stubs", "compat"):
+            what = "stubs that only serve to link" if name == "stubs" else "libraries that may not fit this driver"
+            found.append(
+                f"LD_LIBRARY_PATH has {shown(folder)}, and the loader looks there before it finds the host's driver: "
+                f"{what}; leave that folder out"
+            )
+    if "utility" not in granted.request.capabilities:
+        found.append(
+            f"no nvidia-smi and no libnvidia-ml: {request.CAPABILITIES} does not name utility, and what it names takes "
+            "the place of the default compute,utility"
+        )
+    elif "PATH" in env and "/usr/bin" not in [folder.rstrip("/") for folder in env["PATH"].split(":")]:
+        found.append(f"PATH={shown(env['PATH'])} lacks /usr/bin, where nvidia-smi will be")
+    return found
