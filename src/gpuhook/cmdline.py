@@ -1,7 +1,8 @@
 """The command line of the runtime that the shim stands for, understood as that runtime understands it.
 
 Hot path, pure. Two dialects: `runc` (urfave/cli: `-flag`, `--flag`, `=` or the next argument, options also after the
-container's id) and `crun` (argp: long options by unique prefix, short ones in clusters with the value attached).
+container's id) and `crun` (argp: long options by unique prefix, short ones in clusters with the value attached, none
+after the container's id).
 A form that is not understood is an error on `create` and `run` and nobody's business elsewhere.
 """
 
@@ -26,7 +27,7 @@ _RUNC["run"] = {**_RUNC["create"], **dict.fromkeys(("detach", "d", "keep", "no-s
 # crun 1.8 to 1.29: src/crun.c, create.c, run.c.
 _CRUN = {
     "": {
-        **dict.fromkeys(("debug", "systemd-cgroup", "help", "?", "usage", "version", "V"), False),
+        **dict.fromkeys(("debug", "systemd-cgroup", "help", "?", "usage", "version", "v", "V"), False),
         **dict.fromkeys(("cgroup-manager", "log", "log-format", "log-level", "root", "rootless"), True),
     },
     "create": {
@@ -37,6 +38,9 @@ _CRUN = {
 _CRUN["run"] = {**_CRUN["create"], **dict.fromkeys(("detach", "d", "keep"), False)}
 
 _LONG = {"b": "bundle", "f": "config", "d": "detach", "h": "help", "?": "help", "v": "version", "V": "version"}
+
+_TEXTS = ("help", "version", "usage")
+_FALSE = ("0", "f", "F", "false", "False", "FALSE")  # what Go's strconv.ParseBool takes for `--help=false`
 
 
 @value
@@ -60,7 +64,7 @@ class Command:
     @property
     def asks_help(self) -> bool:
         """Whether the runtime will print a text and create nothing."""
-        return any(option in ("help", "version", "usage") for option, _ in self.options)
+        return any(option in _TEXTS and text not in _FALSE for option, text in self.options)
 
 
 def parse(dialect: str, argv: "list[str]") -> Command:
@@ -70,30 +74,37 @@ def parse(dialect: str, argv: "list[str]") -> Command:
     """
     crun = dialect == "crun"
     tables = _CRUN if crun else _RUNC
-    read = _read_crun if crun else _read_runc
     options: list[tuple[str, str]] = []
-    rest, _ = read(tables[""], list(argv), options, stop=True)
+    try:
+        rest = _read_crun(tables[""], argv, options) if crun else _read_runc(tables[""], argv, options, stop=True)
+    except GpuhookError:
+        if any(verb in argv for verb in CREATING):
+            raise
+        rest = []  # an option that is not known here, of a command line that creates nothing
     if not rest:
         return Command("", tuple(options), ())
     verb = rest[0]
     if verb not in CREATING:
         return Command(verb, tuple(options), tuple(rest[1:]))
-    _, arguments = read(tables[verb], rest[1:], options, stop=False)
+    table, words = tables[verb], rest[1:]
+    arguments = _read_crun(table, words, options) if crun else _read_runc(table, words, options, stop=False)
     return Command(verb, tuple(options), tuple(arguments))
 
 
-def _read_runc(
-    table: dict[str, bool], words: list[str], options: list[tuple[str, str]], *, stop: bool
-) -> tuple[list[str], list[str]]:
-    """urfave/cli over Go's flag package: one or two dashes, `=` or the next word; `--` ends the options."""
+def _read_runc(table: dict[str, bool], argv: list[str], options: list[tuple[str, str]], *, stop: bool) -> list[str]:
+    """urfave/cli over Go's flag package: one or two dashes, `=` or the next word; `--` ends the options.
+
+    Returns the other words; with `stop` the first of them ends the options too.
+    """
+    words = list(argv)
     arguments: list[str] = []
     while words:
         word = words[0]
         if word == "--":
-            return words[1:], arguments + words[1:]
+            return arguments + words[1:]
         if len(word) < 2 or word[0] != "-":
             if stop:
-                return words, arguments
+                return words
             arguments.append(words.pop(0))
             continue
         words.pop(0)
@@ -105,23 +116,21 @@ def _read_runc(
                 raise _without_value(word)
             text = words.pop(0)
         options.append((_LONG.get(name, name), text))
-    return [], arguments
+    return arguments
 
 
-def _read_crun(
-    table: dict[str, bool], words: list[str], options: list[tuple[str, str]], *, stop: bool
-) -> tuple[list[str], list[str]]:
-    """argp over getopt_long: `--name` by any unique prefix, `-x` in clusters; `--` ends the options."""
-    arguments: list[str] = []
+def _read_crun(table: dict[str, bool], argv: list[str], options: list[tuple[str, str]]) -> list[str]:
+    """argp over getopt_long, in order: `--name` by any unique prefix, `-x` in clusters; `--` or a word ends them.
+
+    Returns the other words.
+    """
+    words = list(argv)
     while words:
         word = words[0]
         if word == "--":
-            return words[1:], arguments + words[1:]
+            return words[1:]
         if len(word) < 2 or word[0] != "-":
-            if stop:
-                return words, arguments
-            arguments.append(words.pop(0))
-            continue
+            return words
         words.pop(0)
         if word[1] == "-":
             given, equals, text = word[2:].partition("=")
@@ -145,16 +154,19 @@ def _read_crun(
                     raise _without_value(word)
                 text, cluster = cluster or words.pop(0), ""
             options.append((_LONG.get(name, name), text))
-    return [], arguments
+    return []
 
 
 def _by_prefix(table: dict[str, bool], given: str, word: str) -> str:
     if given in table and len(given) > 1:
         return given
     found = [name for name in table if len(name) > 1 and name.startswith(given)]
-    if len(found) != 1:
-        raise _unknown(word)
-    return found[0]
+    if len(found) == 1 or found == [
+        "root",
+        "rootless",
+    ]:  # crun 1.8 takes `--roo`; either has a value, and none is read here
+        return found[0]
+    raise _unknown(word)
 
 
 _HELP = "call it as the low-level runtime is called: gpuhook-runtime [options] create --bundle DIR ID"
