@@ -157,7 +157,7 @@ def _compat(root: "Root", machine: str) -> tuple[str, str, tuple[str, ...]]:
     sonames = []
     for name in sorted(names):
         stem, _, number = name.rpartition(".so.")
-        if stem in stems and is_plain(name) and number.isascii() and number.isdigit():
+        if stem in stems and is_plain(name) and number.isascii() and number.isdigit() and len(number) < 3:
             sonames.append(name)
     return (directory, versions[0], tuple(sonames)) if "libcuda.so.1" in sonames else nothing
 

@@ -226,7 +226,7 @@ class _Tree:
                 self._include(pattern if pattern[0] == "/" else path.rpartition("/")[0] + "/" + pattern, depth)
             return
         directory = line.partition("=")[0].rstrip(" /") or "/"
-        if directory[0] == "/" and directory not in self.directories and len(self.directories) < LIMIT_DIRECTORIES:
+        if line[0] == "/" and directory not in self.directories and len(self.directories) < LIMIT_DIRECTORIES:
             self.directories.append(directory)
 
     def _include(self, pattern: str, depth: int) -> None:
@@ -234,6 +234,8 @@ class _Tree:
         ours = OUR_CONF.split("/")[1:]
         if len(parts) == len(ours) and all(_matches(*pair) for pair in zip(ours, parts, strict=True)):
             self.covered = True
+        if self._files > LIMIT_FILES:
+            return
         paths = [""]
         for part in parts:
             if "*" in part or "?" in part or "[" in part:
@@ -241,8 +243,6 @@ class _Tree:
             else:
                 paths = [f"{path}/{part}" for path in paths]
         for path in paths:
-            if self._files > LIMIT_FILES:
-                break
             self.read(path, depth + 1)
 
     def _matching(self, directory: str, pattern: str) -> list[str]:
