@@ -1,7 +1,7 @@
 """Which libraries a driver has, and where distributions put them.
 
-Names, sonames and links follow NVIDIA's installer and its manifest as far as they can be seen from the installed files;
-DT_NEEDED names only those dependencies among the driver's own libraries that the real ones have, and the C library.
+Sonames and what the libraries need of each other were read from driver 550.163.01 as Debian packages it; development
+links are those that NVIDIA's installer makes. Of the host's libraries they need only the C library.
 """
 
 import platform
@@ -65,20 +65,25 @@ LIBRARIES = (
     Library("libnvidia-cfg", "1", dev=True),
     Library("libnvidia-pkcs11-openssl3"),
     Library("libnvidia-sandboxutils", "1", dev=True),
-    Library("libnvcuvid", "1", dev=True, needed=("libcuda",)),
-    Library("libnvidia-encode", "1", dev=True, needed=("libcuda", "libnvcuvid")),
-    Library("libnvidia-opticalflow", "1", dev=True),
+    Library("libnvcuvid", "1", dev=True),
+    Library("libnvidia-encode", "1", dev=True, needed=("libnvcuvid",)),
+    Library("libnvidia-opticalflow", "1", dev=True, needed=("libnvcuvid",)),
     Library("libnvidia-tls"),
     Library("libnvidia-glsi"),
-    Library("libnvidia-glcore", needed=("libnvidia-gpucomp",)),
-    Library("libnvidia-eglcore", needed=("libnvidia-gpucomp",)),
-    Library("libnvidia-glvkspirv", needed=("libnvidia-gpucomp",)),
-    Library("libGLX_nvidia", "0", needed=("libnvidia-tls", "libnvidia-glcore"), aliases=("libGLX_indirect.so.0",)),
+    Library("libnvidia-glcore", needed=("libnvidia-tls", "libnvidia-gpucomp")),
+    Library("libnvidia-eglcore", needed=("libnvidia-glsi", "libnvidia-gpucomp")),
+    Library("libnvidia-glvkspirv"),
+    Library(
+        "libGLX_nvidia",
+        "0",
+        needed=("libnvidia-glsi", "libnvidia-tls", "libnvidia-glcore"),
+        aliases=("libGLX_indirect.so.0",),
+    ),
     Library("libEGL_nvidia", "0", needed=("libnvidia-glsi",)),
-    Library("libGLESv1_CM_nvidia", "1", needed=("libnvidia-eglcore",)),
-    Library("libGLESv2_nvidia", "2", needed=("libnvidia-eglcore",)),
+    Library("libGLESv1_CM_nvidia", "1"),
+    Library("libGLESv2_nvidia", "2"),
     Library("libnvoptix", "1"),
-    Library("libnvidia-rtcore", needed=("libnvidia-gpucomp",)),
+    Library("libnvidia-rtcore"),
     Library("libnvidia-ngx", "1"),
     Library("libnvidia-fbc", "1", dev=True),
     Library("vdpau/libvdpau_nvidia", "1", dev=True),

@@ -21,14 +21,14 @@
 
 /* The entry point of a program: start(argv), whose result is the exit status. */
 #if defined(__x86_64__)
-#define START(start)                                                                                                   \
-    __asm__(".text\n.globl _start\n.type _start,@function\n_start:\n xor %ebp,%ebp\n mov %rsp,%rdi\n"                   \
-            " add $8,%rdi\n and $-16,%rsp\n call begin\n hlt\n");                                                      \
+#define START(start)                                                                                                  \
+    __asm__(".text\n.globl _start\n.type _start,@function\n_start:\n xor %ebp,%ebp\n mov %rsp,%rdi\n"                 \
+            " add $8,%rdi\n and $-16,%rsp\n call begin\n hlt\n");                                                     \
     __attribute__((used, visibility("hidden"))) void begin(char **argv) { exit(start(argv)); }
 #else
-#define START(start)                                                                                                   \
-    __asm__(".text\n.globl _start\n.type _start,%function\n_start:\n mov x29,#0\n mov x30,#0\n mov x0,sp\n"             \
-            " add x0,x0,#8\n bl begin\n brk #0\n");                                                                    \
+#define START(start)                                                                                                  \
+    __asm__(".text\n.globl _start\n.type _start,%function\n_start:\n mov x29,#0\n mov x30,#0\n mov x0,sp\n"           \
+            " add x0,x0,#8\n bl begin\n brk #0\n");                                                                   \
     __attribute__((used, visibility("hidden"))) void begin(char **argv) { exit(start(argv)); }
 #endif
 

@@ -1,5 +1,5 @@
-/* A library of the simulated driver. All are linked from this one object; the linker points gpuhook_sim_text at the text
- * of the library being made (SIM_TEXTS, written by the build) and drops the others.
+/* A library of the simulated driver. All are linked from this one object: the linker sets gpuhook_sim_text to the text
+ * of the library being made (texts.h, written by the build) and drops the others.
  */
 #include "base.h"
 #include "texts.h"

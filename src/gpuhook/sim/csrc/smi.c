@@ -7,22 +7,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base.h"
 #include "answers.h"
+#include "nvml.h"
 
 OLD(dlopen);
 OLD(dlsym);
 OLD(dlerror);
-
-typedef struct {
-    char busIdLegacy[16];
-    unsigned domain, bus, device, pciDeviceId, pciSubSystemId;
-    char busId[32];
-} PciInfo;
-
-typedef struct {
-    unsigned long long total, free, used;
-} Memory;
 
 static int (*init)(void);
 static const char *(*error_string)(int);
@@ -102,7 +92,8 @@ static int row(unsigned index, int list)
     if (list)
         printf("GPU %u: %s (UUID: %s)\n", index, name, uuid);
     else
-        printf("| %3u  %-40.40s  %-16s  %7lluMiB / %6lluMiB |\n", index, name, pci.busId, memory.used >> 20, memory.total >> 20);
+        printf("| %3u  %-40.40s  %-16s  %7lluMiB / %6lluMiB |\n", index, name, pci.busId, memory.used >> 20,
+               memory.total >> 20);
     return 0;
 }
 
