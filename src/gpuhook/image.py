@@ -14,7 +14,7 @@ from gpuhook.model import DriverFile, Image
 
 COMPAT = "/usr/local/cuda/compat"  # where CUDA images have their forward-compatibility libraries
 
-LIMIT_NAMES = 16384  # in a library directory of the image
+LIMIT_NAMES = 65536  # in a library directory of the image; Arch has 10 000 in one
 LIMIT_COVER = 256  # files of the image that one container may have covered
 LIMIT_HWCAPS = 64  # directories below glibc-hwcaps
 

@@ -219,7 +219,9 @@ def _start(data: bytes) -> int:
 def _hwcaps(data: bytes, base: int, offset: int) -> "tuple[bytes, ...]":
     """The names of the `glibc-hwcaps` directories from the extensions; none where the extensions are broken.
 
-    glibc before 2.33 has nothing there and may leave anything in the field.
+    glibc before 2.33 has nothing there and may leave anything in the field. The offset of the directory counts from the
+    start of the file, those of the strings from the newer header: so ldconfig 2.36 writes a combined file. (Its own
+    reader counts both from the file and then takes the names from the wrong place; gpuhook's output is never combined.)
     """
     size = len(data)
     if not offset or offset & 3 or offset + 8 > size:

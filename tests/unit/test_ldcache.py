@@ -155,7 +155,7 @@ NAMES = st.lists(
 
 
 @given(NAMES)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_keys_order_as_the_loader_does(names: list[bytes]) -> None:
     """For every pair of names the keys compare as the loader's own comparison does."""
     keys = ldcache.order_keys(names)
