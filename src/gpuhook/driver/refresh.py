@@ -166,9 +166,9 @@ def _record(config: Config, version: str, found: Found) -> Record:
     answer = nvml.ask(config, library, computing)
     if answer.driver != version:
         raise _mismatch(version, answer.driver)
-    level, assumed = (answer.cuda, False) if answer.cuda else cuda.level_for_driver(version)
+    level = answer.cuda or cuda.level_for_driver(version)[0]
     gpus = _with_lost_addresses(answer.gpus, key.gpu_names(config))
-    return Record("", version, level, assumed, found.machine, gpus, tuple(found.files))
+    return Record("", version, level, not answer.cuda, found.machine, gpus, tuple(found.files))
 
 
 def _loaded(config: Config) -> str:
