@@ -9,7 +9,6 @@ EXIT_CODES = {
     "internal": 3,
     "usage": 2,
     # configuration and installation
-    "config-missing": 10,
     "config-invalid": 11,
     "config-untrusted": 12,
     "runtime-not-found": 13,
