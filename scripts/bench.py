@@ -98,16 +98,8 @@ def world(name: str, driver: Path, low_level: str = "runc") -> Path:
 
 def driver(name: str, *options: str) -> Path:
     """A simulated driver."""
-    command: list[str | Path] = [
-        WORK / "installed/usr/bin/gpuhook",
-        "sim",
-        "create",
-        WORK / name,
-        "--driver",
-        VERSION,
-        *options,
-    ]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    words = ["sim", "create", f"{WORK}/{name}", "--driver", VERSION, *options]
+    subprocess.run([WORK / "installed/usr/bin/gpuhook", *words], check=True, stdout=subprocess.DEVNULL)
     return WORK / name
 
 
