@@ -91,10 +91,11 @@ def closest(judge: Judge, requirement: Requirement, gpu: "Gpu | None") -> int:
     """
     newer: list[tuple[tuple[int, ...], int]] = []
     older: list[tuple[tuple[int, ...], int]] = []
+    asked = level(requirement)
     for index, alternative in enumerate(requirement.alternatives):
         if any(item.name not in ("cuda", "driver") for item in judge.failing(alternative, gpu)):
             continue
-        reached = _reach(judge, requirement, alternative, gpu)
+        reached = _reach(judge, asked, alternative, gpu)
         if reached is not None:
             kind = newer if version.compare(reached, judge.driver) > 0 else older
             kind.append((version.trimmed(reached), index))
@@ -105,7 +106,7 @@ def closest(judge: Judge, requirement: Requirement, gpu: "Gpu | None") -> int:
 
 
 def _reach(
-    judge: Judge, requirement: Requirement, alternative: tuple[Condition, ...], gpu: "Gpu | None"
+    judge: Judge, asked: Condition | None, alternative: tuple[Condition, ...], gpu: "Gpu | None"
 ) -> tuple[int, ...] | None:
     """The oldest driver that meets an alternative's lower bounds; None where none does as far as is known."""
     lowest: tuple[int, ...] = ()
@@ -116,7 +117,6 @@ def _reach(
                 bound = version.parse(cuda.driver_for_level(item.version)) or (1 << 30,)
             if version.compare(bound, lowest) > 0:
                 lowest = bound
-    asked = level(requirement)
     if asked is None or not lowest or not presumes(alternative):
         return lowest
     floor = version.parse_loose(cuda.floor(asked.version))
