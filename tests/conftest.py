@@ -19,6 +19,17 @@ from tests.images import CHECKOUT
 ROOTS = ("driver-root", "dev-root", "proc-root", "sys-root")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--update-golden` writes tests/golden anew; the diff is for reading, so it is refused in CI."""
+    parser.addoption("--update-golden", action="store_true", help="write tests/golden anew")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse what a machine must not decide."""
+    if config.getoption("--update-golden") and os.environ.get("CI"):
+        raise pytest.UsageError("--update-golden is refused where CI is set: a person reads the diff of tests/golden")
+
+
 @dataclass
 class World:
     """An installation that lies below `path` with a configuration and a state of its own."""
