@@ -74,6 +74,20 @@ def compat_allowed(config: Config, gpus: tuple[Gpu, ...]) -> bool:
     return config.cuda_compat == "path" and all(cuda.forward_compat(gpu.brand) for gpu in gpus)
 
 
+def orders(granted: Grant, container: Container) -> list[str]:
+    """The arguments of our hook: all that it has to know, so that it need not decide again.
+
+    They stand in config.json, which only the engine and gpuhook write; `--record` binds them to one driver.
+    """
+    words = ["--record", granted.record.id, "--root", container.root]
+    words += ["--capabilities", ",".join(granted.request.capabilities)]
+    for mount in container.tmpfs:
+        words += ["--tmpfs", mount]
+    if granted.compat:
+        words.append("--compat")
+    return words
+
+
 def compat_version(container: Container, known: Record) -> str | None:
     """The driver version of the image's forward-compatibility libraries that would be used, or ``.
 

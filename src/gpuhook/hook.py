@@ -1,18 +1,18 @@
 """gpuhook-hook: the OCI hook that gives a container its driver. main() is the table of contents.
 
 Hot path: called by the low-level runtime with the container's namespaces made and its root mounted but not entered.
-The shim decided who gets what and wrote the record's id into the arguments; the verdict holds for that record, so it is
-not reached again here. Another record now means that the driver changed in between, and the start is refused.
+The shim decided who gets what and wrote it into the hook's arguments with the id of the driver's record; it holds for
+that record, so nothing is decided again here. Another record now means that the driver changed in between: refused.
 """
 
 import posix
 import sys
 
-from gpuhook import apply, config, enter, image, linux, oci, plan, request
+from gpuhook import apply, config, enter, image, linux, plan, state
 from gpuhook.driver import record
 from gpuhook.errors import GpuhookError
 from gpuhook.log import Log
-from gpuhook.model import DriverFile, Image, Plan, Record
+from gpuhook.model import DriverFile, Image, Plan, Record, value
 from gpuhook.rootfs import Root
 
 TYPE_CHECKING = False
@@ -31,24 +31,18 @@ def main(argv: list[str], prefix: str) -> int:
     name = "-"
     log = Log(config.paths(prefix).log)
     try:
-        options = arguments(argv[1:])
-        state = oci.read_state(0)
-        name = state.id
+        orders = parse(argv[1:])
+        told = state.read(0)
+        name = told.id
         settings = config.load(prefix)
         log = Log(config.log_path(settings, prefix), settings.log_level)
-        container = oci.Spec(f"{options['bundle'] or state.bundle}/config.json").container()
-        asked = request.read(container, settings)
-        if asked is None:
-            return _leave(0)
-        known = same_record(settings, prefix, options["record"])
-        files = plan.select(known, asked.capabilities)
-        extras = settings.sockets + settings.directories
-        sources = apply.acquire(settings.driver_root, files, extras)
-        compat = bool(options["compat"])
+        known = same_record(prefix, orders.record)
+        files = plan.select(known, orders.capabilities)
+        sources = apply.acquire(settings.driver_root, files, settings.sockets + settings.directories)
         warnings = enter.mount(
-            enter.Target(state.pid, container.root, container.tmpfs),
+            enter.Target(told.pid, orders.root, orders.tmpfs),
             sources,
-            lambda root: steps(root, known, files, settings, compat=compat),
+            lambda root: steps(root, known, files, settings, compat=orders.compat),
             settings.deadline,
         )
         for warning in warnings:
@@ -72,33 +66,53 @@ def harden() -> None:
     posix.chdir("/")
 
 
-def arguments(words: list[str]) -> dict[str, str]:
-    """`--record ID --bundle DIR [--compat]`, as the shim wrote them. GpuhookError `usage`."""
-    found = {"record": "", "bundle": "", "compat": ""}
-    words = list(words)
-    while words:
-        word = words.pop(0)
+@value
+class Orders:
+    """What the shim decided (`grant.orders`): the record it decided by, the container's root, its capabilities, where
+    its spec mounts a fresh tmpfs, and whether the image's forward-compatibility libraries may be used."""
+
+    record: str
+    root: str
+    capabilities: tuple[str, ...]
+    tmpfs: tuple[str, ...]
+    compat: bool
+
+
+def parse(words: list[str]) -> Orders:
+    """Read the hook's arguments. GpuhookError `usage` for what the shim would not write."""
+    found = {"--record": "", "--root": "", "--capabilities": ""}
+    tmpfs = []
+    compat = False
+    left = words[::-1]
+    while left:
+        word = left.pop()
         if word == "--compat":
-            found["compat"] = "yes"
-        elif word in ("--record", "--bundle") and words:
-            found[word[2:]] = words.pop(0)
+            compat = True
+        elif word == "--tmpfs" and left:
+            tmpfs.append(left.pop())
+        elif word in found and left:
+            found[word] = left.pop()
         else:
             raise GpuhookError("usage", f"gpuhook-hook does not take {word!r}", _USAGE)
-    if not found["record"]:
-        raise GpuhookError("usage", "gpuhook-hook was called without --record", _USAGE)
-    return found
+    if not found["--record"] or not found["--root"].startswith("/"):
+        raise GpuhookError("usage", "gpuhook-hook was called without --record and --root", _USAGE)
+    capabilities = tuple([word for word in found["--capabilities"].split(",") if word])
+    return Orders(found["--record"], found["--root"], capabilities, tuple(tmpfs), compat)
 
 
-def same_record(settings: config.Config, prefix: str, identity: str) -> Record:
-    """The driver's record that the shim decided by. GpuhookError `driver-changed` where there is another by now."""
-    known = record.load(settings, prefix)
-    if known.id != identity:
+def same_record(prefix: str, identity: str) -> Record:
+    """The record that the shim decided by, a moment ago. GpuhookError `driver-changed` where there is another by now.
+
+    Its key is not taken again: `apply.acquire` proves each file to be the one that the record names.
+    """
+    stored = record.read(config.paths(prefix).state)
+    if stored is None or stored.record is None or stored.record.id != identity:
         raise GpuhookError(
             "driver-changed",
-            f"the driver changed while the container was started: it is {known.driver} now",
+            "the driver changed while the container was started: its record is another one by now",
             "start the container again",
         )
-    return known
+    return stored.record
 
 
 def steps(

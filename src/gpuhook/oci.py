@@ -1,4 +1,4 @@
-"""An OCI bundle's config.json and the state that a hook is given: load, look, edit, save.
+"""An OCI bundle's config.json: load, look, edit, save.
 
 Hot path. The spec stays the dictionary that JSON gave, so that fields unknown here survive. The engine wrote the file
 and is trusted; the values in `process.env` and `annotations` are the image's and the user's and are not.
@@ -8,14 +8,13 @@ import posix
 
 from gpuhook import jsonio, linux
 from gpuhook.errors import GpuhookError
-from gpuhook.model import Container, Node, value
+from gpuhook.model import Container, Node
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpuhook.model import JSON
 
 _SPEC_LIMIT = 16 << 20
-_STATE_LIMIT = 1 << 20
 
 # How CRI engines mark a pod's sandbox, which gets no GPU whatever its image says (engines/findings: the pause image).
 _SANDBOX = (("io.kubernetes.cri.container-type", "sandbox"), ("io.kubernetes.cri-o.ContainerType", "sandbox"))
@@ -151,7 +150,8 @@ class Spec:
             if rule in rules:
                 rules.remove(rule)
             rules.append(rule)
-        if not linux_part.get("uidMappings"):
+        spaces = [item.get("type") for item in self._list(linux_part, "namespaces") if isinstance(item, dict)]
+        if not linux_part.get("uidMappings") and "user" not in spaces and self.data.get("process") is not None:
             self._add_groups(nodes)
 
     def _add_groups(self, nodes: "tuple[Node, ...]") -> None:
@@ -218,42 +218,6 @@ class Spec:
             ) from None
 
 
-@value
-class State:
-    """What a runtime tells a hook on stdin (OCI runtime-spec, runtime.md#state); `root` is crun's addition."""
-
-    id: str
-    pid: int
-    bundle: str
-    root: str
-
-
-def state(text: bytes) -> State:
-    """Parse the state. GpuhookError `state-invalid` for what is no state of a container that is being made."""
-    try:
-        data = jsonio.loads(text)
-    except ValueError as error:
-        raise _bad_state(f"is no JSON: {error}") from None
-    if not isinstance(data, dict):
-        raise _bad_state("is no JSON object")
-    pid, bundle, name, root = data.get("pid"), data.get("bundle"), data.get("id"), data.get("root", "")
-    if not isinstance(pid, int) or isinstance(pid, bool) or pid <= 1:
-        raise _bad_state(f"has the pid {pid!r}, which is no container's process seen from the host")
-    if not isinstance(bundle, str) or not bundle.startswith("/"):
-        raise _bad_state(f"has the bundle {bundle!r}, which is no absolute path")
-    if not isinstance(name, str) or not name or "/" in name:
-        raise _bad_state(f"has the id {name!r}")
-    return State(name, pid, bundle, root if isinstance(root, str) else "")
-
-
-def read_state(fd: int) -> State:
-    """Read and parse the state from a descriptor. GpuhookError `state-invalid`."""
-    try:
-        return state(linux.read_fd(fd, _STATE_LIMIT))
-    except OSError as error:
-        raise _bad_state(f"can't be read: {error.strerror}") from None
-
-
 def clean(path: str) -> str:
     """A mount's destination without `.`, `..`, repeated and closing slashes, as runtimes clean it."""
     done: list[str] = []
@@ -272,11 +236,3 @@ def _hook_name(item: "JSON") -> str:
 
 def _invalid(path: str, what: str) -> GpuhookError:
     return GpuhookError("spec-invalid", f"{path} {what}", "the engine wrote this file; see its log")
-
-
-def _bad_state(what: str) -> GpuhookError:
-    return GpuhookError(
-        "state-invalid",
-        f"the container state on standard input {what}",
-        "gpuhook-hook is called by a low-level runtime as a prestart or createRuntime hook, not by hand",
-    )

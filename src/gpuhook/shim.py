@@ -12,7 +12,7 @@ from _stat import S_ISREG
 from gpuhook import cmdline, config, grant, jsonio, linux, oci, request
 from gpuhook.errors import GpuhookError
 from gpuhook.log import Log
-from gpuhook.model import Container
+from gpuhook.model import Container, Node
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def edit(
         return
     replaced = write(spec, container, granted, settings, prefix)
     for node in granted.nodes:
-        _link_number(node.major, node.minor, node.path)
+        _link_number(node, settings.dev_root)
     for path in replaced:
         log.write("info", name, f"took the place of the hook {path}")
     spec.save()
@@ -91,10 +91,8 @@ def write(
             'mount a tmpfs at /dev, as `runc spec` and every engine do: {"destination":"/dev","type":"tmpfs"}',
         )
     spec.grant(granted.nodes)
-    arguments = ["--record", granted.record.id, "--bundle", spec.folder]
-    if granted.compat:
-        arguments.append("--compat")
-    return spec.add_hook(settings.stage, f"{prefix}/usr/bin/{oci.HOOK}", arguments, settings.deadline + _TIMEOUT_MARGIN)
+    orders = grant.orders(granted, container)
+    return spec.add_hook(settings.stage, f"{prefix}/usr/bin/{oci.HOOK}", orders, settings.deadline + _TIMEOUT_MARGIN)
 
 
 def _names(granted: grant.Grant) -> str:
@@ -106,23 +104,20 @@ def _spec_path(command: cmdline.Command) -> str:
     return f"{bundle}/{command.get('config', 'config.json')}"
 
 
-def _link_number(major: int, minor: int, path: str) -> None:
-    """Make /dev/char/MAJ:MIN where it is missing: runc 1.1.3 to 1.1.6 drop a device rule without it, and so does
-    systemd before 240. Where it can't be made (rootless, read-only /dev) a runtime that needs none goes on."""
-    link = f"/dev/char/{major}:{minor}"
+def _link_number(node: Node, dev_root: str) -> None:
+    """Make /dev/char/MAJ:MIN where it is missing or leads nowhere: runc 1.1.3 to 1.1.6 drop a device rule without it,
+    and so does systemd before 240. Where it can't be made (rootless, read-only /dev) a runtime that needs none goes on.
+    """
+    link = f"/dev/char/{node.major}:{node.minor}"
     try:
-        posix.lstat(link)
-    except FileNotFoundError:
-        try:
-            posix.mkdir("/dev/char", 0o755)
-        except OSError:
-            pass
-        try:
-            posix.symlink(f"../{path.rpartition('/')[2]}", link)
-        except OSError:
-            pass
+        posix.stat(link)
     except OSError:
-        pass
+        text = f"..{node.path[4:]}" if dev_root == "/" else f"{dev_root}{node.path}"
+        for make, arguments in ((posix.mkdir, ("/dev/char",)), (posix.unlink, (link,)), (posix.symlink, (text, link))):
+            try:
+                make(*arguments)
+            except OSError:
+                pass
 
 
 # --- the low-level runtime --------------------------------------------------------------------------------------
