@@ -233,7 +233,7 @@ def test_r17_cuda_12_10_is_newer_than_12_9() -> None:
 def test_r18_each_variable_is_a_requirement_and_the_failing_one_is_named() -> None:
     demands = (Demand("NVIDIA_REQUIRE_ARCH", "arch>=8.0"), Demand("NVIDIA_REQUIRE_CUDA", "cuda>=11.0"))
     parsed, _ = requirement.parse_all(demands)
-    with pytest.raises(Exception, match="needs compute capability 8.0 or newer; Tesla T4 has") as caught:
+    with pytest.raises(Exception, match=r"needs compute capability 8\.0 or newer; Tesla T4 has") as caught:
         requirement.check(parsed, host("535.1"), (gpu("tesla", (7, 5), "Tesla T4"),), "strict", lambda: "")
     assert "NVIDIA_REQUIRE_ARCH" in str(caught.value)
     assert "NVIDIA_REQUIRE_CUDA" not in str(caught.value)
@@ -241,7 +241,7 @@ def test_r18_each_variable_is_a_requirement_and_the_failing_one_is_named() -> No
 
 def test_r19_a_near_miss_is_pointed_out() -> None:
     parsed = (requirement.parse(Demand("NVIDIA_REQUIRE_CUDA", "cuda>=13.0")),)
-    with pytest.raises(Exception, match="needs CUDA 13.0") as caught:
+    with pytest.raises(Exception, match=r"needs CUDA 13\.0") as caught:
         requirement.check(parsed, host("535.1"), (), "strict", lambda: "", ("NVIDIA_DISABLE_REQUIRES",))
     assert "NVIDIA_DISABLE_REQUIRES has no effect: did you mean NVIDIA_DISABLE_REQUIRE" in str(caught.value)
 
