@@ -101,7 +101,7 @@ def explanation(
         "notes": [],
         "error": None,
     }
-    container = replace(container, root=looked)
+    named, container = container, replace(container, root=looked)
     try:
         asked = None if container.sandbox else request.read(container, settings)
         if asked is None:
@@ -120,7 +120,7 @@ def explanation(
             explain_plan.add_host(document, container, asked, settings, where)
             explain_plan.add_grant(document, granted)
             if spec is not None:
-                document["hook"] = _hook(spec, container, granted, settings, where)
+                document["hook"] = _hook(spec, named, granted, settings, where)
             explain_plan.add_plan(document, container, granted, settings)
     except GpuhookError as error:
         document |= {"outcome": "refused", "error": render.failure(error)}
