@@ -1,5 +1,6 @@
 """What the tests of gpuhook.driver share."""
 
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ def config_of(driver: Path, **changes: Any) -> Config:
 def copy_of(driver: Path, copy: Path, fault: str = "none") -> Path:
     """A simulated driver of a test's own: copied, which is much faster than compiled."""
     subprocess.run(["cp", "-a", driver, copy], check=True)
+    os.truncate(copy / "sim/nvml.count", 0)
     if fault != "none":
         sim.set_fault(copy, fault)
     return copy
