@@ -1,4 +1,4 @@
-"""The words of a requirement that is not met, or met by something other than its plain reading.
+"""The words of a requirement that can't be parsed, is not met, or met by something other than its plain reading.
 
 Cold and pure: loaded only when a container is refused or warned about. Each function makes sentences of a Verdict; what
 comes from the image or from a GPU's name is escaped and shortened, so that the first two lines stay below 400
@@ -9,12 +9,14 @@ from gpuhook import cuda, version
 from gpuhook.errors import GpuhookError
 from gpuhook.requirement import (
     LOWER_BOUNDS,
+    BadError,
     Condition,
     Judge,
     Outcome,
     Requirement,
     Result,
     Verdict,
+    escaped,
     judge,
     level,
     presumes,
@@ -23,7 +25,7 @@ from gpuhook.requirement import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpuhook.model import Gpu
+    from gpuhook.model import Demand, Gpu
     from gpuhook.requirement import Host
 
 _WORDS = {">=": "{} or newer", ">": "newer than {}", "<": "older than {}", "<=": "{} or older", "!=": "other than {}"}
@@ -46,6 +48,22 @@ def error(verdict: Verdict, near_misses: tuple[str, ...], disable_allowed: bool)
         "requirement-not-met",
         f"this container needs {_needed(verdict.host, result, outcome)}; {_found(verdict.host, result, outcome)}",
         ";\n".join([line for line in lines if line]),
+    )
+
+
+def syntax_error(demand: "Demand", token: str, position: int, bad: BadError) -> GpuhookError:
+    """The error for a bad token at `position` of the text, with the source shortened around the place and a caret."""
+    place = position + bad.start
+    first = max(0, place - 30)
+    before = ("..." if first else "") + "".join([escaped(char) for char in demand.text[first:place]])
+    marked = "".join([escaped(char) for char in demand.text[place : position + bad.end]])
+    after = "".join([escaped(char) for char in demand.text[position + bad.end : place + 40]])
+    more = "..." if len(demand.text) > max(place + 40, position + bad.end) else ""
+    return GpuhookError(
+        "requirement-syntax",
+        f"{visible(demand.origin)}: can't parse '{visible(token, 40)}' ({bad.reason})",
+        "write name, operator and version without blanks or quotes, for example cuda>=12.4,driver>=550\n"
+        f"{before}{marked}{after}{more}\n{' ' * len(before)}{'^' * min(max(len(marked), 1), 12)}",
     )
 
 

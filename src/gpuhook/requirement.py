@@ -123,7 +123,7 @@ class Verdict:
     compat: str | None = ""  # what `compat` answered, where it was asked
 
 
-class _BadError(Exception):
+class BadError(Exception):
     """A condition that is none: why, and where in it."""
 
     def __init__(self, reason: str, start: int, end: int) -> None:
@@ -167,7 +167,7 @@ def parse(demand: "Demand") -> Requirement:
                 if condition is None:
                     try:
                         condition = known[token] = _condition(token)
-                    except _BadError as bad:
+                    except BadError as bad:
                         raise _syntax_error(demand, token, position, bad) from None
                 conditions.append(condition)
             position += len(token) + 1
@@ -175,7 +175,7 @@ def parse(demand: "Demand") -> Requirement:
             alternatives.append(tuple(conditions))
     if not alternatives and text.strip(" "):
         start = text.index(",")
-        raise _syntax_error(demand, ",", start, _BadError("no condition beside it", 0, 1))
+        raise _syntax_error(demand, ",", start, BadError("no condition beside it", 0, 1))
     return Requirement(
         demand.origin, tuple(alternatives), tuple([item for item in known.values() if item.name not in NAMES])
     )
@@ -226,12 +226,15 @@ def check(  # noqa: PLR0917 - a contract between modules, called once
     Raises `requirement-not-met` with what is needed, what was found and what to do, and `requirement-syntax` for more
     than 32 requirements.
     """
-    verdict = judge(requirements, host, gpus, policy, compat)
-    if not verdict.met:
-        from gpuhook import refusal  # noqa: PLC0415 - cold: only a refused container pays for the words
+    verdict = _judged(requirements, host, gpus, policy, compat)
+    ways = [outcome.way for result in verdict.results for outcome in result.outcomes]
+    if all(way and way != "policy" for way in ways):
+        return ()
+    from gpuhook import refusal  # noqa: PLC0415 - cold: only a container that is refused or warned about pays for words
 
+    if not verdict.met:
         raise refusal.error(verdict, near_misses, disable_allowed)
-    return verdict.warnings
+    return refusal.annotated(verdict).warnings
 
 
 def judge(
@@ -250,25 +253,27 @@ def judge(
     where no image is at hand (then they are presumed and a note says so); it is called at most once, and only when the
     verdict or the advice hangs on it.
     """
+    from gpuhook import refusal  # noqa: PLC0415 - cold: `check` needs no notes
+
+    return refusal.annotated(_judged(requirements, host, gpus, policy, compat))
+
+
+def _judged(
+    requirements: tuple[Requirement, ...],
+    host: Host,
+    gpus: "tuple[Gpu, ...]",
+    policy: str,
+    compat: "Callable[[], str | None]",
+) -> Verdict:
+    """`judge` without words."""
     if policy == "off" or not requirements:
         return Verdict(True, policy, host)
     if policy != "warn":
         _check_count(len(requirements))
     judged = Judge(host, policy, compat)
     results = tuple([judged.result(item, gpus or (None,)) for item in requirements if item.alternatives])
-    verdict = Verdict(
-        policy == "warn" or all(result.met for result in results),
-        policy,
-        host,
-        results,
-        compat=judged.known[0] if judged.known else "",
-    )
-    # Words are made only where there is something to say: the common container is met as stated, without a word.
-    if all(_silent(result) for result in results) and not any(item.unknown for item in requirements):
-        return verdict
-    from gpuhook import refusal  # noqa: PLC0415
-
-    return refusal.annotated(verdict)
+    met = policy == "warn" or all(result.met for result in results)
+    return Verdict(met, policy, host, results, compat=judged.known[0] if judged.known else "")
 
 
 def level(requirement: Requirement) -> Condition | None:
@@ -292,7 +297,7 @@ def presumes(alternative: tuple[Condition, ...]) -> bool:
 
 def visible(text: str, limit: int = 80) -> str:
     """Text of the image as it may be shown: no control, escape or non-ASCII character survives, length bounded."""
-    plain = "".join([_escaped(char) for char in text[:limit]])
+    plain = "".join([escaped(char) for char in text[:limit]])
     return plain if len(plain) <= limit and len(text) <= limit else plain[: limit - 3] + "..."
 
 
@@ -408,10 +413,6 @@ def _ordered(order: int, operator: str) -> bool:
     return operator == "!=" or operator[0] == ("<" if order < 0 else ">")
 
 
-def _silent(result: Result) -> bool:
-    return all(outcome.way == "stated" for outcome in result.outcomes)
-
-
 def _check_count(count: int) -> None:
     if count > MAX_REQUIREMENTS:
         raise GpuhookError(
@@ -422,7 +423,7 @@ def _check_count(count: int) -> None:
 
 
 def _condition(token: str) -> Condition:
-    """Parse one condition; raises _BadError."""
+    """Parse one condition; raises BadError."""
     start = 0
     while start < len(token) and token[start] not in "<>=!":
         start += 1
@@ -433,45 +434,36 @@ def _condition(token: str) -> Condition:
     strange = name.lstrip(_NAME_CHARS)
     if strange:
         at = start - len(strange)
-        raise _BadError(f"stray character '{_escaped(strange[0])}'", at, at + 1)
+        raise BadError(f"stray character '{escaped(strange[0])}'", at, at + 1)
     if not operator:
-        raise _BadError("no operator", start, start + 1)
+        raise BadError("no operator", start, start + 1)
     if not name:
-        raise _BadError("no name before the operator", 0, 1)
+        raise BadError("no name before the operator", 0, 1)
     if operator == "!":
         operator = "!="
     if operator not in OPERATORS:
-        raise _BadError(f"no such operator: {visible(operator, 12)}", start, end)
+        raise BadError(f"no such operator: {visible(operator, 12)}", start, end)
     name = name.lower()
     if name == "brand" and operator not in ("=", "!="):
-        raise _BadError("a brand has only = and !=", start, end)
+        raise BadError("a brand has only = and !=", start, end)
     if not text:
-        raise _BadError("no version" if name in NAMES[:3] else "no value", end, end + 1)
+        raise BadError("no version" if name in NAMES[:3] else "no value", end, end + 1)
     if name not in NAMES[:3]:
         return Condition(name, operator, text)
     number = version.parse(text)
     if number is None:
         wrong = len(text) - len(text.lstrip("0123456789."))
         at = end + (wrong if wrong < len(text) else 0)
-        raise _BadError(f"no version: '{visible(text, 24)}'", at, at + 1)
+        raise BadError(f"no version: '{visible(text, 24)}'", at, at + 1)
     return Condition(name, operator, text, number)
 
 
-def _syntax_error(demand: "Demand", token: str, position: int, bad: _BadError) -> GpuhookError:
-    """The error for a bad token at `position` of the text, with the source shortened around the place and a caret."""
-    place = position + bad.start
-    first = max(0, place - 30)
-    before = ("..." if first else "") + "".join([_escaped(char) for char in demand.text[first:place]])
-    marked = "".join([_escaped(char) for char in demand.text[place : position + bad.end]])
-    after = "".join([_escaped(char) for char in demand.text[position + bad.end : place + 40]])
-    more = "..." if len(demand.text) > max(place + 40, position + bad.end) else ""
-    return GpuhookError(
-        "requirement-syntax",
-        f"{visible(demand.origin)}: can't parse '{visible(token, 40)}' ({bad.reason})",
-        "write name, operator and version without blanks or quotes, for example cuda>=12.4,driver>=550\n"
-        f"{before}{marked}{after}{more}\n{' ' * len(before)}{'^' * min(max(len(marked), 1), 12)}",
-    )
-
-
-def _escaped(char: str) -> str:
+def escaped(char: str) -> str:
+    """A character as it may be shown: itself if it is printable ASCII, else its Python escape."""
     return char if " " <= char <= "~" else ascii(char)[1:-1]
+
+
+def _syntax_error(demand: "Demand", token: str, position: int, bad: BadError) -> GpuhookError:
+    from gpuhook import refusal  # noqa: PLC0415 - cold
+
+    return refusal.syntax_error(demand, token, position, bad)
