@@ -6,14 +6,19 @@ there, and each launcher, which names the version, is replaced by one rename aft
 
 import compileall
 import ctypes
+import importlib.util
+import marshal
 import os
 import re
 import shutil
+import subprocess
 import sys
 from py_compile import PycInvalidationMode
 
 LAUNCHERS = ("gpuhook-runtime", "gpuhook-hook", "gpuhook")
+HOT = ("shim", "hook")  # entry points that are started for each container
 PLACEHOLDER = b"@VERSION@"
+ENTRIES = ("shim", "hook")
 AT_FDCWD = -100
 RENAME_EXCHANGE = 2
 
@@ -76,12 +81,92 @@ def make_library(new: str, checkout: str, vendor: str, version: str) -> None:
         prependdir=f"/usr/lib/gpuhook/{version}",
         invalidation_mode=PycInvalidationMode.UNCHECKED_HASH,
     )
+    for entry in ENTRIES:
+        put_file(bundle(new, entry, version), f"{new}/{entry}.bundle", 0o644)
+    for entry in HOT:
+        pack(new, entry, f"/usr/lib/gpuhook/{version}")
     own = os.geteuid() == 0
     for folder, _, files in os.walk(new):
         for path, mode in ((folder, 0o755), *((os.path.join(folder, name), 0o644) for name in files)):
             os.chmod(path, mode)
             if own:
                 os.chown(path, 0, 0)
+
+
+# Prints the modules that importing one takes, each after those that it imports itself.
+TRACE = """
+import sys
+from _frozen_importlib_external import SourceLoader
+
+run = SourceLoader.exec_module
+
+
+def exec_module(self, module):
+    run(self, module)
+    print(module.__name__, hasattr(module, "__path__") or "")
+
+
+SourceLoader.exec_module = exec_module
+sys.path.insert(0, sys.argv[1])
+__import__("gpuhook." + sys.argv[2])
+"""
+
+# Runs in a launcher, which has sys, library and modules (name, is it a package, code): makes them as import would.
+BOOT = """
+for name, package, code in modules:
+    module = type(sys)(name)
+    path = library + "/" + name.replace(".", "/")
+    parent, _, child = name.rpartition(".")
+    module.__package__ = name if package else parent
+    module.__file__ = path + ("/__init__.py" if package else ".py")
+    if package:
+        module.__path__ = [path]
+    sys.modules[name] = module
+    exec(code, module.__dict__)
+    if parent:
+        setattr(sys.modules[parent], child, module)
+"""
+
+
+def bundle(new: str, entry: str, version: str) -> bytes:
+    """The compiled modules that an entry point starts with, in one file: the magic number of the Python that they are
+    compiled for, then (code that makes them, modules) by marshal. To find, open and check them one by one takes as long
+    as to run them. Without docstrings and asserts. A launcher that finds another Python imports the usual way."""
+    command = ["/usr/bin/python3", "-ISB", "-c", TRACE, new, entry]
+    listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    modules = []
+    for line in listed.splitlines():
+        name, _, package = line.partition(" ")
+        path = name.replace(".", "/") + ("/__init__.py" if package else ".py")
+        with open(f"{new}/{path}", "rb") as file:
+            code = compile(file.read(), f"/usr/lib/gpuhook/{version}/{path}", "exec", dont_inherit=True, optimize=2)
+        modules.append((name, bool(package), code))
+    boot = compile(BOOT, f"/usr/lib/gpuhook/{version}/{entry}.bundle", "exec", dont_inherit=True, optimize=2)
+    return importlib.util.MAGIC_NUMBER + marshal.dumps((boot, modules))
+
+
+def pack(new: str, entry: str, place: str) -> None:
+    """Pack all that importing one entry point loads into one file, for gpuhook/hot.py to serve; without docstrings.
+
+    A process of its own says what that is, in the interpreter that will read the file.
+    """
+    program = f"import sys; sys.path.insert(0, {new!r}); import gpuhook.{entry}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-ISB", "-c", program], capture_output=True, text=True, check=True)
+    modules = {}
+    for name in sorted(done.stdout.split()):
+        if name.partition(".")[0] == "gpuhook":
+            path = name.replace(".", "/")
+            is_package = os.path.isdir(f"{new}/{path}")
+            file = f"{path}/__init__.py" if is_package else f"{path}.py"
+            modules[name] = (file, is_package, compiled(f"{new}/{file}", f"{place}/{file}"))
+    boot = compiled(f"{new}/gpuhook/hot.py", f"{place}/gpuhook/hot.py")
+    put_file(marshal.dumps((boot, modules)), f"{new}/{entry}.{sys.implementation.cache_tag}.hot", 0o644)
+
+
+def compiled(path: str, shown: str) -> CodeType:
+    """The code of a source file without docstrings; `shown` is the name that a traceback gives it."""
+    with open(path, "rb") as file:
+        return compile(file.read(), shown, "exec", optimize=2, dont_inherit=True)
 
 
 def put_folder(new: str, place: str) -> None:
