@@ -16,9 +16,8 @@ import sys
 from py_compile import PycInvalidationMode
 
 LAUNCHERS = ("gpuhook-runtime", "gpuhook-hook", "gpuhook")
-HOT = ("shim", "hook")  # entry points that are started for each container
 PLACEHOLDER = b"@VERSION@"
-ENTRIES = ("shim", "hook")
+ENTRIES = ("shim", "hook")  # started for each container
 AT_FDCWD = -100
 RENAME_EXCHANGE = 2
 
@@ -83,8 +82,6 @@ def make_library(new: str, checkout: str, vendor: str, version: str) -> None:
     )
     for entry in ENTRIES:
         put_file(bundle(new, entry, version), f"{new}/{entry}.bundle", 0o644)
-    for entry in HOT:
-        pack(new, entry, f"/usr/lib/gpuhook/{version}")
     own = os.geteuid() == 0
     for folder, _, files in os.walk(new):
         for path, mode in ((folder, 0o755), *((os.path.join(folder, name), 0o644) for name in files)):
@@ -143,30 +140,6 @@ def bundle(new: str, entry: str, version: str) -> bytes:
         modules.append((name, bool(package), code))
     boot = compile(BOOT, f"/usr/lib/gpuhook/{version}/{entry}.bundle", "exec", dont_inherit=True, optimize=2)
     return importlib.util.MAGIC_NUMBER + marshal.dumps((boot, modules))
-
-
-def pack(new: str, entry: str, place: str) -> None:
-    """Pack all that importing one entry point loads into one file, for gpuhook/hot.py to serve; without docstrings.
-
-    A process of its own says what that is, in the interpreter that will read the file.
-    """
-    program = f"import sys; sys.path.insert(0, {new!r}); import gpuhook.{entry}; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-ISB", "-c", program], capture_output=True, text=True, check=True)
-    modules = {}
-    for name in sorted(done.stdout.split()):
-        if name.partition(".")[0] == "gpuhook":
-            path = name.replace(".", "/")
-            is_package = os.path.isdir(f"{new}/{path}")
-            file = f"{path}/__init__.py" if is_package else f"{path}.py"
-            modules[name] = (file, is_package, compiled(f"{new}/{file}", f"{place}/{file}"))
-    boot = compiled(f"{new}/gpuhook/hot.py", f"{place}/gpuhook/hot.py")
-    put_file(marshal.dumps((boot, modules)), f"{new}/{entry}.{sys.implementation.cache_tag}.hot", 0o644)
-
-
-def compiled(path: str, shown: str) -> CodeType:
-    """The code of a source file without docstrings; `shown` is the name that a traceback gives it."""
-    with open(path, "rb") as file:
-        return compile(file.read(), shown, "exec", optimize=2, dont_inherit=True)
 
 
 def put_folder(new: str, place: str) -> None:
