@@ -454,7 +454,7 @@ LOAD = """
     import sys
     sys.path.insert(0, {sources!r})
     from gpuhook.config import Config
-    from gpuhook.driver import record
+    from gpuhook.driver import nodes, record
     from gpuhook.errors import GpuhookError
     root = {root!r}
     config = Config(driver_root=root, dev_root=root, proc_root=root, sys_root=root, nvml_deadline={deadline})
@@ -538,7 +538,7 @@ def test_cached_load_imports_next_to_nothing(sim_driver: Path, prefix: str) -> N
     assert not [name for name in modules if name.startswith("gpuhook.driver.") and name not in HOT]
 
 
-HOT = ("gpuhook.driver.key", "gpuhook.driver.record")
+HOT = ("gpuhook.driver.key", "gpuhook.driver.nodes", "gpuhook.driver.record")
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 10) -> None:
