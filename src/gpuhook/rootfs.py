@@ -15,7 +15,7 @@ from gpuhook.errors import GpuhookError
 
 _IN_ROOT = linux.RESOLVE_IN_ROOT | linux.RESOLVE_NO_MAGICLINKS
 _ONE_NAME = linux.RESOLVE_BENEATH | linux.RESOLVE_NO_SYMLINKS | linux.RESOLVE_NO_MAGICLINKS | linux.RESOLVE_NO_XDEV
-_PROC_ROOT_INO = 1  # include/linux/proc_fs.h: the root of every procfs, and of no other file system that /proc may show
+_PROC_ROOT_INO = 1  # include/linux/proc_fs.h: the root of every procfs (and of a tmpfs: `self` tells them apart)
 _LINKS = 40  # as the kernel's MAXSYMLINKS
 
 # What a lookup says of a path that is not there, or that leads through something that is no directory.
@@ -25,9 +25,17 @@ _ABSENT = (errno.ENOENT, errno.ENOTDIR)
 def open_proc() -> int:
     """A handle of the host's procfs; made before the container's mount namespace is entered. Its caller closes it."""
     fd = posix.open("/proc", linux.O_PATH | linux.O_CLOEXEC | posix.O_DIRECTORY)
-    if posix.fstat(fd).st_ino != _PROC_ROOT_INO:
+    try:
+        own = posix.readlink("self", dir_fd=fd) == str(posix.getpid())
+    except OSError:
+        own = False
+    if posix.fstat(fd).st_ino != _PROC_ROOT_INO or not own:
         posix.close(fd)
-        raise GpuhookError("rootfs-unsafe", "/proc of this host is no procfs", "mount procfs at /proc")
+        raise GpuhookError(
+            "rootfs-unsafe",
+            "/proc of this host is no procfs of gpuhook's own process namespace",
+            "mount procfs at /proc",
+        )
     return fd
 
 
@@ -204,24 +212,32 @@ class Root:
         Stays on the mount of the root: GpuhookError `rootfs-unsafe` where the path leads to another one, or through
         a dangling link; `rootfs-not-writable`. What was made is added to `made` as (handle of the parent, name).
         """
-        try:
-            return self.open(path, linux.O_PATH | posix.O_DIRECTORY, _IN_ROOT | linux.RESOLVE_NO_XDEV)
-        except OSError as error:
-            if error.errno != errno.ENOENT:
-                raise self._unsafe(path, error) from None
-        parent_path, _, name = path.rstrip("/").rpartition("/")
-        parent = self.directory(parent_path or "/", made)
-        try:
+        missing: list[str] = []
+        at = path
+        while True:
             try:
-                posix.mkdir(name, 0o755, dir_fd=parent)
-                made.append((posix.dup(parent), name))
-            except FileExistsError:  # another start made it, or a dangling link, which the next lookup refuses
-                pass
-            return linux.openat2(parent, name, linux.O_PATH | posix.O_DIRECTORY, _ONE_NAME)
-        except OSError as error:
-            raise self._unsafe(path, error) from None
-        finally:
-            posix.close(parent)
+                fd = self.open(at, linux.O_PATH | posix.O_DIRECTORY, _IN_ROOT | linux.RESOLVE_NO_XDEV)
+                break
+            except OSError as error:
+                if error.errno != errno.ENOENT or at == "/":
+                    raise self._unsafe(path, error) from None
+            at, _, name = at.rstrip("/").rpartition("/")
+            at = at or "/"
+            missing.append(name)
+        while missing:
+            parent, name = fd, missing.pop()
+            try:
+                try:
+                    posix.mkdir(name, 0o755, dir_fd=parent)
+                    made.append((posix.dup(parent), name))
+                except FileExistsError:  # another start made it, or a dangling link, which the next lookup refuses
+                    pass
+                fd = linux.openat2(parent, name, linux.O_PATH | posix.O_DIRECTORY, _ONE_NAME)
+            except OSError as error:
+                raise self._unsafe(path, error) from None
+            finally:
+                posix.close(parent)
+        return fd
 
     def _unsafe(self, path: str, error: OSError) -> GpuhookError:
         return unsafe(f"{path} in {self.name}", error)
