@@ -30,10 +30,10 @@ class Spec:
 
     __slots__ = ("data", "folder", "mode", "owner", "path")
 
-    def __init__(self, path: str) -> None:
-        """Read it. GpuhookError `bundle-unreadable`, `spec-invalid`."""
-        self.path = path if path.startswith("/") else f"{posix.getcwd()}/{path}"
-        self.folder = self.path.rpartition("/")[0]
+    def __init__(self, path: str, bundle: str = "") -> None:
+        """Read it; `bundle` is another directory than its own. GpuhookError `bundle-unreadable`, `spec-invalid`."""
+        self.path = _absolute(path)
+        self.folder = _absolute(bundle) if bundle else self.path.rpartition("/")[0]
         try:
             fd = posix.open(self.path, posix.O_RDONLY | linux.O_CLOEXEC)
             try:
@@ -227,6 +227,10 @@ def clean(path: str) -> str:
         elif part not in ("", "."):
             done.append(part)
     return "/" + "/".join(done)
+
+
+def _absolute(path: str) -> str:
+    return path if path.startswith("/") else f"{posix.getcwd()}/{path}"
 
 
 def _hook_name(item: "JSON") -> str:

@@ -53,7 +53,7 @@ def edit(
     command: cmdline.Command, settings: config.Config, distrust: GpuhookError | None, prefix: str, log: Log
 ) -> None:
     """Write the grant into the bundle's spec; a container that asks for nothing keeps its file to the byte."""
-    spec = oci.Spec(_spec_path(command))
+    spec = oci.Spec(*_spec_path(command))
     container = spec.container()
     name = command.arguments[0] if command.arguments else ""
     if distrust is not None:
@@ -99,9 +99,11 @@ def _names(granted: grant.Grant) -> str:
     return ", ".join([f"GPU {gpu.index} ({gpu.uuid})" for gpu in granted.gpus]) or "no GPU, the driver's files"
 
 
-def _spec_path(command: cmdline.Command) -> str:
+def _spec_path(command: cmdline.Command) -> tuple[str, str]:
+    """The spec and the bundle. crun's --config is of the working directory, but for the name `config.json` itself."""
     bundle = command.get("bundle") or "."
-    return f"{bundle}/{command.get('config', 'config.json')}"
+    config = command.get("config", "config.json")
+    return (f"{bundle}/{config}" if config == "config.json" else config), bundle
 
 
 def _link_number(node: Node, dev_root: str) -> None:
