@@ -113,7 +113,9 @@ def main(argv: list[str] | None = None, prefix: str = "") -> int:
 
 def _usage(error: click.ClickException) -> GpuhookError:
     """A wrong command line in the form of every other error."""
-    text = error.format_message().rstrip(".")
+    from gpuhook.cli.render import plain  # noqa: PLC0415 - click quotes what it was given as it is
+
+    text = plain(" ".join(error.format_message().split()).rstrip("."))
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "gpuhook"
     return GpuhookError("usage", text[:1].lower() + text[1:], f"{command} --help shows what it takes, with examples")

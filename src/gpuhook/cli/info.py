@@ -104,8 +104,8 @@ def _print(data: dict[str, Any]) -> None:
     if driver:
         assumed = " (assumed from the branch)" if driver["cuda_assumed"] else ""
         rows[-1] = ("driver", f"{driver['version']}, CUDA up to {driver['cuda']}{assumed}, {driver['files']} files")
-        age = found["age_seconds"]
-        rows.append(("record", f"{found['id']}" + ("" if age is None else f", made {_age(age)} ago")))
+        seconds = found["age_seconds"]
+        rows.append(("record", f"{found['id']}" + ("" if seconds is None else f", made {age(seconds)} ago")))
     lines = render.pairs(rows)
     if driver and not data["gpus"]:
         lines += render.pairs([("gpus", "none")])
@@ -127,7 +127,7 @@ def _gpus(gpus: list[dict[str, Any]]) -> list[str]:
     return render.table(heading, rows)
 
 
-def _age(seconds: float) -> str:
+def age(seconds: float) -> str:
     """A time in the largest unit that fits."""
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= size:
