@@ -188,6 +188,8 @@ def report(error: GpuhookError, command: cmdline.Command, log: Log) -> int:
     path = command.get("log")
     if path.startswith("file:"):  # crun's form
         path = path[5:]
+    elif path.startswith(("syslog:", "journald:")):  # crun's too, and no file
+        path = ""
     if path:
         try:
             _append(path, _log_line(text, command.get("log-format")))
