@@ -257,9 +257,6 @@ CHANGES: dict[str, Callable[[Path], object]] = {
     ),
     "library-removed": lambda root: (root / LIBRARIES / "libnvidia-opencl.so.580.95.05").unlink(),
     "development-link-removed": lambda root: (root / LIBRARIES / "libcuda.so").unlink(),
-    "directory-chmod": lambda root: (root / LIBRARIES).chmod(0o700),
-    "searched-directory-appears": lambda root: (root / "usr/lib64/nvidia").mkdir(),
-    "loader-cache-touched": lambda root: (root / "etc/ld.so.cache").touch(),
     "binary-replaced": lambda root: (root / "usr/bin/nvidia-smi").touch(),
     "firmware-removed": lambda root: (root / "usr/lib/firmware/nvidia/580.95.05/gsp_ga10x.bin").unlink(),
     "gpu-added": lambda root: (root / "proc/driver/nvidia/gpus/0000:0d:00.0").mkdir(),
@@ -279,6 +276,28 @@ def test_change_is_noticed_at_the_next_load(
     change(driver)
     assert record.peek(config, prefix) is None
     assert record.load(config, prefix).id != first.id
+    assert sim.init_count(driver) == 2
+
+
+SAME_DRIVER: dict[str, Callable[[Path], object]] = {
+    "directory-chmod": lambda root: (root / LIBRARIES).chmod(0o700),
+    "searched-directory-appears": lambda root: (root / "usr/lib64/nvidia").mkdir(),
+    "loader-cache-touched": lambda root: (root / "etc/ld.so.cache").touch(),
+    "unrelated-library-added": lambda root: (root / LIBRARIES / "libz.so.1").write_text(""),
+}
+
+
+@pytest.mark.parametrize("change", SAME_DRIVER.values(), ids=SAME_DRIVER)
+def test_change_around_the_driver_is_looked_at(
+    change: Callable[[Path], object], own_driver: CopyDriver, prefix: str
+) -> None:
+    """Made again, with the same id as nothing of the driver changed: a start in flight goes on."""
+    driver = own_driver()
+    config = config_of(driver)
+    first = record.load(config, prefix)
+    change(driver)
+    assert record.peek(config, prefix) is None
+    assert record.load(config, prefix).id == first.id
     assert sim.init_count(driver) == 2
 
 

@@ -149,7 +149,8 @@ def make(config: Config) -> Stored:
             "try again when the driver's installation has ended",
         )
     if made is not None:
-        made = replace(made, id=_short_hash([taken, _plain(made)]))
+        # without the directories' state: a package installed beside the driver makes a new record, not another driver
+        made = replace(made, id=_short_hash([taken[0], _plain(made)]))
     life = record.ERROR_LIFE if made is None else None
     if made is not None and any(gpu.error for gpu in made.gpus):
         life = record.LOST_GPU_LIFE
