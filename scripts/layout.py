@@ -110,9 +110,6 @@ __import__("gpuhook." + sys.argv[2])
 
 # Runs in a launcher, which has sys, library and modules (name, is it a package, code): makes them as import would.
 BOOT = """
-import gc
-
-gc.disable()  # a start lives for milliseconds and leaves nothing that a collection would find
 for name, package, code in modules:
     module = type(sys)(name)
     path = library + "/" + name.replace(".", "/")

@@ -101,7 +101,7 @@ def test_a_launcher_takes_the_bundle_and_does_without(installed: Path, folder: P
     text = launcher.read_text()
     start = text.index("with open(library")
     body = text[start : text.index("sys.exit(main")]
-    prelude = text[: text.index("prefix = " if entry == "shim" else "path = __file__")]
+    prelude = text[: text.index("gc.disable")]
     for change, bundled in ((b"", True), (b"\0", False)):
         copy = folder / f"library{len(change)}"
         copy.mkdir()
