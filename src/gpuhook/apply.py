@@ -280,18 +280,13 @@ class Mounter:
         if old == data:
             return
         folder, name = self._parent(path)
-        lost = old is None and self.root.lkind(path) is not None
         try:
+            back = _restorer(folder, name, old)
             _replace(folder, name, lambda temporary: _write_new(folder, temporary, data))
         except OSError as error:
             raise rootfs.unsafe(path, error) from None
-        if lost:
-            return
-        if old is None:
-            self.undo.append(lambda: posix.unlink(name, dir_fd=folder))
-        else:
-            content = old
-            self.undo.append(lambda: _replace(folder, name, lambda new: _write_new(folder, new, content)))
+        if back is not None:
+            self.undo.append(back)
 
     # --- both ---------------------------------------------------------------------------------------------------
 
@@ -360,9 +355,28 @@ def _replace(folder: int, name: str, make: "Callable[[str], None]") -> None:
         except FileNotFoundError:
             if attempt == _TRIES - 1:
                 raise
+        except OSError:
+            _discard(folder, temporary)
+            raise
         else:
             return
     raise OSError(errno.EEXIST, "")
+
+
+def _restorer(folder: int, name: str, content: bytes | None) -> "Callable[[], None] | None":
+    """What brings back `name` as it is now: absent, a link, or a file of this content; None where nothing can."""
+    try:
+        found = posix.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return lambda: posix.unlink(name, dir_fd=folder)
+    kind = rootfs.kind_of(found.st_mode)
+    if kind == "link":
+        text = posix.readlink(name, dir_fd=folder)
+        return lambda: _replace(folder, name, lambda new: posix.symlink(text, new, dir_fd=folder))
+    if kind != "file" or content is None:
+        return None
+    known = content
+    return lambda: _replace(folder, name, lambda new: _write_new(folder, new, known, found.st_mode & 0o777))
 
 
 def _discard(folder: int, name: str) -> None:
@@ -372,9 +386,9 @@ def _discard(folder: int, name: str) -> None:
         pass
 
 
-def _write_new(folder: int, name: str, data: bytes) -> None:
+def _write_new(folder: int, name: str, data: bytes, mode: int = 0o644) -> None:
     flags = posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | linux.O_NOFOLLOW | linux.O_CLOEXEC
-    fd = posix.open(name, flags, 0o644, dir_fd=folder)
+    fd = posix.open(name, flags, mode, dir_fd=folder)
     try:
         linux.write_fd(fd, data)
     finally:

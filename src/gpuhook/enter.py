@@ -44,7 +44,11 @@ def mount(target: Target, sources: Sources, make_plan: "MakePlan", deadline: int
     process has ended.
     """
     proc = rootfs.open_proc()
-    namespace = _namespace(target.pid, proc)
+    try:
+        namespace = _namespace(target.pid, proc)
+    except BaseException:
+        posix.close(proc)
+        raise
     reading, writing = posix.pipe2(linux.O_CLOEXEC)
     jsonio.dumps({})  # the encoder is loaded before the container's file system is in sight
     child = posix.fork()
@@ -75,14 +79,15 @@ def mount(target: Target, sources: Sources, make_plan: "MakePlan", deadline: int
 def _namespace(pid: int, proc: int) -> int:
     """The mount namespace of the container's init, proven to be another than ours and to have outlived the look."""
     try:
-        fd = posix.open(f"{pid}/ns/mnt", posix.O_RDONLY | linux.O_CLOEXEC, dir_fd=proc)
         own = posix.stat("self/ns/mnt", dir_fd=proc)
+        fd = posix.open(f"{pid}/ns/mnt", posix.O_RDONLY | linux.O_CLOEXEC, dir_fd=proc)
     except OSError as error:
         raise GpuhookError(
             "container-gone", f"the container's process {pid} can't be reached: {error.strerror}", "start it again"
         ) from None
     found = posix.fstat(fd)
     if (found.st_dev, found.st_ino) == (own.st_dev, own.st_ino):
+        posix.close(fd)
         raise GpuhookError(
             "rootfs-unsafe",
             f"the container's process {pid} lives in the host's mount namespace",
@@ -159,11 +164,11 @@ def open_root(path: str, proc: int) -> rootfs.Root:
 
     A mount made below a shared one appears on the host and outlives the container (toolkit issue 697).
     """
-    if path in ("", "/"):
-        raise GpuhookError("rootfs-unsafe", "the container's root is the host's", "give root.path a directory")
-    root = rootfs.Root.at(path, proc)
+    root = rootfs.Root.at(path or "/", proc)
     number = _mount_id(root.fd, proc)
     here = posix.readlink(f"self/fd/{root.fd}", dir_fd=proc)
+    if here == "/":
+        raise GpuhookError("rootfs-unsafe", "the container's root is the host's", "give root.path a directory")
     for line in linux.read_file("self/mountinfo", 16 << 20, proc).splitlines():
         fields = line.split(b" ")
         if fields[0] != number:

@@ -227,11 +227,15 @@ class Root:
         while missing:
             parent, name = fd, missing.pop()
             try:
+                kept = posix.dup(parent)
                 try:
                     posix.mkdir(name, 0o755, dir_fd=parent)
-                    made.append((posix.dup(parent), name))
-                except FileExistsError:  # another start made it, or a dangling link, which the next lookup refuses
-                    pass
+                    made.append((kept, name))
+                except OSError as error:
+                    posix.close(kept)
+                    if error.errno != errno.EEXIST:
+                        raise
+                    # another start made it, or it is a dangling link, which the next lookup refuses
                 fd = linux.openat2(parent, name, linux.O_PATH | posix.O_DIRECTORY, _ONE_NAME)
             except OSError as error:
                 raise self._unsafe(path, error) from None
