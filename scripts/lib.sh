@@ -57,6 +57,15 @@ need_containers() {
   fi
 }
 
+# pip_install VENV ARGUMENT...: pip's words go to a log, and are shown only if it fails.
+pip_install() {
+  local folder=$1 log=$build/pip.log
+  shift
+  mkdir -p "$build"
+  "$folder/bin/python3" -m pip install --disable-pip-version-check "$@" >"$log" 2>&1 ||
+    { tail -n 20 "$log" >&2; die "pip could not install $*; all it said is in $log"; }
+}
+
 # make_venv FOLDER PIP-ARGUMENT...: a virtual environment of the system's Python with what pip is told to install; made
 # again only when the arguments, a file among them, or the interpreter changed.
 make_venv() {
@@ -70,6 +79,6 @@ make_venv() {
   } | sha256sum)
   [ "$(cat "$folder/made-of" 2>/dev/null)" != "$key" ] || return 0
   [ -x "$folder/bin/python3" ] || /usr/bin/python3 -m venv "$folder"
-  "$folder/bin/python3" -m pip install --quiet --disable-pip-version-check "$@" || die "pip could not install: $*"
+  pip_install "$folder" "$@"
   printf '%s\n' "$key" >"$folder/made-of"
 }

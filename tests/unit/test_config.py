@@ -299,7 +299,7 @@ def test_what_cannot_be_read_is_an_error_and_never_the_defaults(
         ("etc", 0o755, 1234, "belongs to user 1234", "chown root:root {}"),
     ],
 )
-def test_what_others_may_change_is_not_used(  # noqa: PLR0917  # a table's columns
+def test_what_others_may_change_is_not_used(
     prefix: str, what: str, mode: int, owner: int, text: str, cure: str
 ) -> None:
     """Each of the file and its directories, by mode and by owner; the hint is the command that cures it."""

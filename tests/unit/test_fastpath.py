@@ -134,7 +134,7 @@ def spelt(name: str, how: list[int]) -> str:
     st.booleans(),
     st.booleans(),
 )
-def test_no_request_is_overlooked_in_any_encoding(  # noqa: PLR0917  # what hypothesis draws
+def test_no_request_is_overlooked_in_any_encoding(
     shim: Path, name: str, text: str, how: list[int], others: list[str], spread: bool, ascii_only: bool
 ) -> None:
     """For each spec of which `request.read` makes a request, grep finds a pattern in its bytes."""
