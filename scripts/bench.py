@@ -249,7 +249,10 @@ def versions() -> dict[str, str]:
     )
 
     def said(*command: str) -> str:
-        lines = subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines()
+        try:
+            lines = subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines()
+        except FileNotFoundError:  # git is a convenience here
+            lines = []
         return lines[0] if lines else ""
 
     return {
