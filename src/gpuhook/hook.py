@@ -36,7 +36,7 @@ def main(argv: list[str], prefix: str) -> int:
         name = told.id
         settings = config.load(prefix)
         log = Log(config.log_path(settings, prefix), settings.log_level)
-        known = same_record(prefix, orders.record)
+        known = same_record(settings, prefix, orders.record)
         files = plan.select(known, orders.capabilities)
         sources = apply.acquire(settings.driver_root, files, settings.sockets + settings.directories)
         warnings = enter.mount(
@@ -100,19 +100,24 @@ def parse(words: list[str]) -> Orders:
     return Orders(found["--record"], found["--root"], capabilities, tuple(tmpfs), compat)
 
 
-def same_record(prefix: str, identity: str) -> Record:
+def same_record(settings: config.Config, prefix: str, identity: str) -> Record:
     """The record that the shim decided by, a moment ago. GpuhookError `driver-changed` where there is another by now.
 
-    Its key is not taken again: `apply.acquire` proves each file to be the one that the record names.
+    The stored one is taken by its id, without its key: `apply.acquire` proves each file to be the one that the record
+    names. Where none is stored (a read-only /run) or another, this host's driver is looked at again; the id names the
+    driver's state, so the same driver gets the same one.
     """
     stored = record.read(config.paths(prefix).state)
-    if stored is None or stored.record is None or stored.record.id != identity:
+    known = stored.record if stored is not None else None
+    if known is None or known.id != identity:
+        known = record.load(settings, prefix)
+    if known.id != identity:
         raise GpuhookError(
             "driver-changed",
-            "the driver changed while the container was started: its record is another one by now",
+            f"the driver changed while the container was started: it is {known.driver} now",
             "start the container again",
         )
-    return stored.record
+    return known
 
 
 def steps(

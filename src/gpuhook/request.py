@@ -94,7 +94,7 @@ def why_not(container: "Container", config: "Config") -> str:
     words = _words(_unquoted(asked))
     if not words:
         return f"{origin} is empty"
-    if "void" in words:
+    if list(words) == ["void"]:
         return f"{origin} says void"
     return ignored(container, config)
 
@@ -103,7 +103,7 @@ def ignored(container: "Container", config: "Config") -> str:
     """The warning that a request was left out because of the administrator's policy; empty where none was."""
     asked, origin = _asked(container, config, dict(container.env))
     words = _words(_unquoted(asked))
-    if origin not in _BY_ENV or not words or "void" in words or _may_use_env(container, config):
+    if origin not in _BY_ENV or not words or list(words) == ["void"] or _may_use_env(container, config):
         return ""
     return (
         f"the devices that {origin} asks for ({shown(asked)}) are ignored: the container is not privileged (no "
@@ -180,7 +180,7 @@ def _devices(asked: str, origin: str, warnings: "list[str]") -> "tuple[str, ...]
     if plain is not asked:
         warnings.append(f"{origin}: the quotes around {shown(asked)} are part of the value and were left out")
     words = _words(plain)
-    if not words or "void" in words:
+    if not words:
         return None
     _refuse_flag_syntax(plain, origin)
     for keyword in _KEYWORDS:
@@ -191,7 +191,7 @@ def _devices(asked: str, origin: str, warnings: "list[str]") -> "tuple[str, ...]
                     f"{origin}={shown(asked)} mixes {keyword} with other devices",
                     f"write {keyword} alone, or the devices without it",
                 )
-            return () if keyword == "none" else (keyword,)
+            return {"all": ("all",), "none": (), "void": None}[keyword]
     tokens: dict[str, None] = {}
     for token in words.values():
         tokens.update(dict.fromkeys(_expanded(token)))
