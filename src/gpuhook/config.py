@@ -66,7 +66,7 @@ class Config:
     log_level: str = "info"
 
 
-FIELDS: tuple[str, ...] = Config.__slots__  # type: ignore[attr-defined]  # `value` makes them
+FIELDS: tuple[str, ...] = Config.__match_args__
 
 
 @value

@@ -58,6 +58,8 @@ _CALLS = {
 # openat2 answers EAGAIN when anything on the system was renamed meanwhile; libpathrs and securejoin bound it so too.
 _OPENAT2_TRIES = 128
 
+_PART = 1 << 15  # bytes; a spec of an engine has 10 to 20 KiB
+
 
 def _bind() -> "Callable[..., int]":
     """libc's syscall(2) as a function of (number, arguments: int or bytes) that returns -errno on failure."""
@@ -171,14 +173,15 @@ def read_file(path: str, limit: int, dir_fd: int | None = None) -> bytes:
 
 
 def read_fd(fd: int, limit: int) -> bytes:
-    """What is left to read of a descriptor. OSError EFBIG where that is more than `limit` bytes."""
-    data = posix.read(fd, limit + 1)
-    if not data:
-        return data
-    parts = [data]
-    size = len(data)
+    """What is left to read of a descriptor. OSError EFBIG where that is more than `limit` bytes.
+
+    In parts, because CPython makes room for all that it is asked to read; to the very end, because files of procfs give
+    less than they have.
+    """
+    parts: list[bytes] = []
+    size = 0
     while size <= limit:
-        data = posix.read(fd, limit + 1 - size)
+        data = posix.read(fd, min(_PART, limit + 1 - size))
         if not data:
             return parts[0] if len(parts) == 1 else b"".join(parts)
         parts.append(data)

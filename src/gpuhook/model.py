@@ -19,26 +19,25 @@ else:
 
     def value(cls):
         """Make a frozen value class of an annotated class body."""
-        fields = tuple(cls.__annotations__)
-        body = {name: item for name, item in cls.__dict__.items() if name not in ("__dict__", "__weakref__")}
-        defaults = {name: body.pop(name) for name in fields if name in body}
-        body.update(__slots__=fields, _defaults=defaults, __init__=_init, __eq__=_eq, __hash__=_hash, __repr__=_repr)
-        body.update(__setattr__=_refuse, __delattr__=_refuse)
-        return type(cls)(cls.__name__, cls.__bases__, body)
+        cls.__match_args__ = tuple(cls.__annotations__)
+        cls.__init__, cls.__eq__, cls.__hash__, cls.__repr__ = _init, _eq, _hash, _repr
+        cls.__setattr__ = cls.__delattr__ = _refuse
+        return cls
 
 
 def _init(self: "Any", *args: object, **named: object) -> None:
-    put = object.__setattr__
-    fields = self.__slots__
+    fields = self.__match_args__
+    values = self.__dict__
+    values.update(zip(fields, args, strict=False))
+    if len(args) == len(fields) and not named:
+        return
     if len(args) > len(fields):
         raise TypeError(f"{type(self).__name__} takes {len(fields)} values, not {len(args)}")
-    for name, item in zip(fields, args, strict=False):
-        put(self, name, item)
     for name in fields[len(args) :]:
         if name in named:
-            put(self, name, named.pop(name))
-        elif name in self._defaults:
-            put(self, name, self._defaults[name])
+            values[name] = named.pop(name)
+        elif name in type(self).__dict__:  # the default
+            values[name] = type(self).__dict__[name]
         else:
             raise TypeError(f"{type(self).__name__} lacks {name}")
     if named:
@@ -46,7 +45,7 @@ def _init(self: "Any", *args: object, **named: object) -> None:
 
 
 def _eq(self: "Any", other: object) -> bool:
-    return type(self) is type(other) and astuple(self) == astuple(other)
+    return type(self) is type(other) and self.__dict__ == other.__dict__
 
 
 def _hash(self: "Any") -> int:
@@ -54,7 +53,7 @@ def _hash(self: "Any") -> int:
 
 
 def _repr(self: "Any") -> str:
-    return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in self.__slots__)})"
+    return f"{type(self).__name__}({', '.join([f'{name}={item!r}' for name, item in self.__dict__.items()])})"
 
 
 def _refuse(self: "Any", name: str, *_: object) -> None:
@@ -63,13 +62,12 @@ def _refuse(self: "Any", name: str, *_: object) -> None:
 
 def astuple(item: "Any") -> tuple[object, ...]:
     """The fields of a value, in order (one level deep)."""
-    return tuple([getattr(item, name) for name in item.__slots__])
+    return tuple([getattr(item, name) for name in item.__match_args__])
 
 
 def replace(item: "T", **changes: object) -> "T":
     """A copy of a value with some fields changed."""
-    fields: Any = {name: getattr(item, name) for name in item.__slots__}  # type: ignore[attr-defined]
-    return type(item)(**{**fields, **changes})
+    return type(item)(**{**item.__dict__, **changes})
 
 
 # --- what this host has -----------------------------------------------------------------------------------------

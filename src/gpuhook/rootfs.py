@@ -173,10 +173,28 @@ class Root:
     def real(self, path: str) -> str | None:
         """`path` free of links, as the container would say it; None where it leads to nothing.
 
-        Walked link by link. Text for messages, records and loader caches, never to be opened without `resolve` rules.
+        Text for messages, records and loader caches, never to be opened without `resolve` rules. It is the kernel's own
+        where that lies below the root's, else (a directory that was moved meanwhile) it is walked link by link.
         """
-        if self.kind(path) in (None, "link"):
+        try:
+            fd = self._find(path)
+        except GpuhookError:
             return None
+        if fd is None:
+            return None
+        try:
+            base = posix.readlink(f"self/fd/{self.fd}", dir_fd=self.proc)
+            text = posix.readlink(f"self/fd/{fd}", dir_fd=self.proc)
+        except OSError:
+            return None
+        finally:
+            posix.close(fd)
+        base = "" if base == "/" else base
+        if text.startswith(f"{base}/") and not text.endswith(" (deleted)"):
+            return text[len(base) :]
+        return "/" if text == base else self._walked(path)
+
+    def _walked(self, path: str) -> str | None:
         parts = path.split("/")[::-1]
         done: list[str] = []
         links = 0

@@ -214,7 +214,7 @@ def _plain(made: Record) -> object:
 def _plain_field(item: object) -> object:
     if isinstance(item, tuple):
         return [_plain_field(part) for part in item]
-    return [_plain_field(part) for part in astuple(item)] if hasattr(item, "__slots__") else item
+    return [_plain_field(part) for part in astuple(item)] if hasattr(item, "__match_args__") else item
 
 
 def _short_hash(item: object) -> str:
