@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.images import image
+from tests.images import CHECKOUT, image
 
 CAPABILITIES = ["CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FSETID", "CAP_FOWNER", "CAP_MKNOD", "CAP_NET_RAW", "CAP_SETGID"]
 CAPABILITIES += ["CAP_SETUID", "CAP_SETFCAP", "CAP_SETPCAP", "CAP_NET_BIND_SERVICE", "CAP_SYS_CHROOT", "CAP_KILL"]
@@ -203,6 +203,12 @@ class Runtime:
     def new_id() -> str:
         """A name that no container on this machine has."""
         return f"t{os.getpid()}-{next(_numbers)}"
+
+
+def within(runtime: Runtime, layout: str) -> Runtime:
+    """The runtime where it sees one cgroup layout: `v1`, `v2`, or the machine's own (`host`)."""
+    runtime.within = [str(CHECKOUT / "tests/in-cgroup.sh"), layout]
+    return runtime
 
 
 def tool(name: str) -> str:

@@ -17,6 +17,8 @@ from tests import bundles
 from tests.images import CHECKOUT
 
 ROOTS = ("driver-root", "dev-root", "proc-root", "sys-root")
+# crun 1.8.1 with cgroup 2 raises RLIMIT_MEMLOCK, which takes CAP_SYS_RESOURCE, and refuses a hybrid layout.
+RUNTIMES = (("runc", "v1"), ("runc", "v2"), ("crun", "v1"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -35,6 +37,7 @@ class World:
     """An installation that lies below `path` with a configuration and a state of its own."""
 
     path: Path
+    low_level: str = ""  # the low-level runtime that `use_driver` configures; the shipped ones where it is empty
 
     @property
     def runtime(self) -> Path:
@@ -75,7 +78,8 @@ class World:
 
     def use_driver(self, driver: Path, more: str = "") -> None:
         """Point the four driver roots at a simulated driver; `more` is further TOML."""
-        self.configure("[driver]\n" + "".join(f'{key} = "{driver}"\n' for key in ROOTS) + more)
+        low_level = f'[runtime]\nlow-level = ["{self.low_level}"]\n' if self.low_level else ""
+        self.configure(low_level + "[driver]\n" + "".join(f'{key} = "{driver}"\n' for key in ROOTS) + more)
 
 
 @pytest.fixture(scope="session")
@@ -163,6 +167,14 @@ def new_bundle(folder: Path) -> Iterator[Callable[..., bundles.Bundle]]:
 def shim(world: World, folder: Path) -> bundles.Runtime:
     """The installed shim of this test's world."""
     return bundles.Runtime(world.runtime, folder / "shim")
+
+
+@pytest.fixture(params=RUNTIMES, ids=" ".join)
+def any_shim(request: pytest.FixtureRequest, world: World, shim: bundles.Runtime, sim_driver: Path) -> bundles.Runtime:
+    """The installed shim over each low-level runtime and cgroup version that this machine can run together."""
+    world.low_level, cgroup = request.param
+    world.use_driver(sim_driver)
+    return bundles.within(shim, cgroup)
 
 
 @pytest.fixture
