@@ -27,8 +27,9 @@ class Config:
 
     The four roots are directories that contain usr, etc, dev, proc and sys. `low_level` holds names for PATH or
     absolute paths. `library_dirs` are searched besides the directories of the host's loader cache; they, `sockets` and
-    `directories` are paths below the driver root. Patterns are file names with `*` and `?`. `log_file` is a path,
-    "" for the usual one or "none".
+    `directories` are paths below the driver root. Patterns are file names with `*` and `?`. `swarm_resources` are
+    names of variables, `annotation_prefixes` beginnings of annotations' names. `log_file` is a path, "" for the usual
+    one or "none".
     """
 
     low_level: tuple[str, ...] = ("runc", "crun")
@@ -57,6 +58,10 @@ class Config:
     directories: tuple[str, ...] = ("/tmp/nvidia-mps",)  # noqa: S108  # where CUDA's MPS has its pipes by default
     nvml_deadline: int = 10
     accept_env_when_unprivileged: bool = True
+    accept_devices_as_volume_mounts: bool = False
+    accept_label_annotations: bool = False
+    annotation_prefixes: tuple[str, ...] = ()
+    swarm_resources: tuple[str, ...] = ()
     legacy_images: bool = True
     supported_capabilities: tuple[str, ...] = CAPABILITIES
     policy: str = "strict"

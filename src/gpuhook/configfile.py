@@ -185,6 +185,26 @@ def _capabilities(item: object) -> tuple[str, ...]:
     return CAPABILITIES if "all" in words else tuple(sorted(words))
 
 
+def _variable(item: object) -> str:
+    text = _text(item)
+    if not re.fullmatch(fastpath.VARIABLE, text) or len(text) > 255:
+        raise BadValueError(
+            f"{shown(text)} is no name of a variable", "letters, digits and _ . - only, as in DOCKER_RESOURCE_GPU", text
+        )
+    return text
+
+
+def _annotation_prefix(item: object) -> str:
+    text = _text(item)
+    if not re.fullmatch(fastpath.PREFIX, text) or not 4 <= len(text) <= 255:
+        raise BadValueError(
+            f"{shown(text)} is no beginning of an annotation's name",
+            'write the domain and its slash: "cdi.k8s.io/"',
+            text,
+        )
+    return text
+
+
 def _log_file(item: object) -> str:
     return _text(item) if item in ("", "none") else _path(item)
 
@@ -204,6 +224,10 @@ KEYS = (
     Key("driver", "directories", "directories", _list(_deep_path)),
     Key("driver", "nvml-deadline", "nvml_deadline", _seconds(120)),
     Key("request", "accept-env-when-unprivileged", "accept_env_when_unprivileged", _boolean),
+    Key("request", "accept-devices-as-volume-mounts", "accept_devices_as_volume_mounts", _boolean),
+    Key("request", "accept-label-annotations", "accept_label_annotations", _boolean),
+    Key("request", "annotation-prefixes", "annotation_prefixes", _list(_annotation_prefix, most=16)),
+    Key("request", "swarm-resources", "swarm_resources", _list(_variable, most=16)),
     Key("request", "legacy-images", "legacy_images", _boolean),
     Key("request", "supported-driver-capabilities", "supported_capabilities", _capabilities),
     Key("requirement", "policy", "policy", _one_of("strict", "minor-compat", "warn", "off")),

@@ -1,7 +1,8 @@
 """Which of the host's GPUs a request names. Pure and on the hot path; the tokens are the container's word."""
 
+from gpuhook.channels import DIGITS, plain_index
 from gpuhook.errors import GpuhookError, shown
-from gpuhook.request import DIGITS, FORMS, plain_index
+from gpuhook.request import FORMS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -19,12 +19,14 @@ EXIT_CODES = {
     "spec-not-written": 22,
     "state-invalid": 23,
     "dev-not-mounted": 24,
+    "image-unreadable": 25,
     # what the container asks for
     "device-invalid": 30,
     "device-unknown": 31,
     "device-ambiguous": 32,
     "device-lost": 33,
     "capability-unsupported": 34,
+    "privilege-missing": 35,
     "requirement-syntax": 40,
     "requirement-not-met": 41,
     # the driver of this host
@@ -39,6 +41,7 @@ EXIT_CODES = {
     "library-untrusted": 58,
     "node-missing": 59,
     "record-unavailable": 60,
+    "record-not-written": 61,
     # the container's root file system
     "rootfs-unsafe": 70,
     "rootfs-not-writable": 71,

@@ -74,12 +74,30 @@ def replace(item: "T", **changes: object) -> "T":
 
 
 @value
-class Gpu:
-    """One GPU as NVML describes it.
+class Mig:
+    """One MIG device: compute instance `ci` of GPU instance `gi` of a GPU.
 
-    `bus_id` is `dddddddd:bb:dd.f` in lower case with eight digits of domain. `brand` is the requirement language's word
-    in lower case (`tesla`, `geforcertx`, ...). `error` is empty for a GPU that answers; else what NVML said of it, and
-    then every field that it did not answer is empty.
+    `index` is NVML's, the second number of `0:1`. `uuid` is as NVML says it: `MIG-<uuid>`, of drivers before 470
+    `MIG-GPU-<uuid>/<gi>/<ci>`. `gi_minor` and `ci_minor` are the N of their nodes nvidia-capN, -1 where the kernel
+    tells none.
+    """
+
+    index: int
+    uuid: str
+    gi: int
+    ci: int
+    gi_minor: int = -1
+    ci_minor: int = -1
+
+
+@value
+class Gpu:
+    """One GPU as NVML describes it, or what a container gets of it.
+
+    `mig` says that it is divided: then it is given by its MIG devices, `migs`. A Gpu that was granted for one of them
+    has that one alone in `migs`, and its UUID. `bus_id` is `dddddddd:bb:dd.f` in lower case with eight digits of
+    domain. `brand` is the requirement language's word in lower case (`tesla`, `geforcertx`, ...). `error` is empty for
+    a GPU that answers; else what NVML said of it, and then every field that it did not answer is empty.
     """
 
     index: int
@@ -90,6 +108,8 @@ class Gpu:
     brand: str
     arch: tuple[int, ...]
     error: str = ""
+    mig: bool = False
+    migs: "tuple[Mig, ...]" = ()
 
 
 @value
@@ -197,6 +217,9 @@ class Request:
     disabled_by: str = ""  # what switched the requirement check off: a variable or configuration key, or empty
     warnings: tuple[str, ...] = ()
     near_misses: tuple[str, ...] = ()  # variables that look like NVIDIA_DISABLE_REQUIRE and are not
+    mig: tuple[str, ...] = ()  # rights over all MIG devices: `config`, `monitor`
+    channels: tuple[int, ...] = ()  # numbers of IMEX channels
+    cuda_visible: str = ""  # CUDA_VISIBLE_DEVICES, which counts what the container sees
 
 
 # --- what the image is ------------------------------------------------------------------------------------------

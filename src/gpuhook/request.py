@@ -4,6 +4,19 @@ Pure and on the hot path. Everything read here is the image's or the user's word
 of variables and values is that of NVIDIA's stack (docs/compatibility.md names the differences).
 """
 
+from gpuhook.channels import (
+    BY_MOUNT,
+    DEVICES,
+    IMEX,
+    cuda_version,
+    first,
+    heard,
+    legacy,
+    may_use_env,
+    mounted,
+    plain_index,
+    plain_name,
+)
 from gpuhook.errors import GpuhookError, shown
 from gpuhook.model import Demand, Request
 
@@ -12,7 +25,6 @@ if TYPE_CHECKING:
     from gpuhook.config import Config
     from gpuhook.model import Container
 
-DEVICES = "NVIDIA_VISIBLE_DEVICES"
 CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
 DISABLE = "NVIDIA_DISABLE_REQUIRE"
 REQUIRE = "NVIDIA_REQUIRE_"
@@ -20,8 +32,13 @@ CUDA_ANNOTATION = "com.nvidia.cuda.version"
 MOST_BYTES = 1 << 16  # of one value
 MOST_ITEMS = 1024  # devices after ranges are expanded
 MOST_DEMANDS = 32  # NVIDIA's own limit
-DIGITS = frozenset("0123456789")
-FORMS = "all, none, void, or a list of indices (0,1 or 0-3), UUIDs (GPU-...) and PCI bus ids (0000:0b:00.0)"
+FORMS = (
+    "all, none, void, or a list of indices (0,1 or 0-3), UUIDs (GPU-...), PCI bus ids (0000:0b:00.0) and MIG devices"
+    " (0:1 or MIG-...)"
+)
+MIG = (("NVIDIA_MIG_CONFIG_DEVICES", "config"), ("NVIDIA_MIG_MONITOR_DEVICES", "monitor"))
+CHANNELS = "NVIDIA_IMEX_CHANNELS"
+MOST_CHANNEL = 2047  # the last IMEX channel (field report R38)
 _KNOWN = ("compat32", "compute", "display", "graphics", "ngx", "utility", "video")
 _DEFAULT = ("compute", "utility")
 _KEYWORDS = ("all", "none", "void")
@@ -31,34 +48,17 @@ _NOT_CONSTRAINTS = "NVIDIA_REQUIRE_JETPACK"  # prefix of variables that are no c
 _PRIVILEGED = (  # field report R22
     "the container is privileged (CAP_SYS_ADMIN): the choice of GPUs holds only if the engine's device rules do"
 )
-_MISSES = frozenset(
-    (
-        "CUDA_DISABLE_REQUIRE",
-        "DISABLE_REQUIRE",
-        "NVIDIA_DISABLE",
-        "NVIDIA_DISABLE_CUDA_REQUIRE",
-        "NVIDIA_DISABLE_REQUIREMENT",
-        "NVIDIA_DISABLE_REQUIREMENTS",
-        "NVIDIA_DISABLE_REQUIRE_CUDA",
-        "NVIDIA_IGNORE_REQUIRE",
-        "NVIDIA_NO_REQUIRE",
-        "NVIDIA_REQUIRE_DISABLE",
-        "NVIDIA_REQUIRE_DISABLED",
-        "NVIDIA_SKIP_REQUIRE",
-        "NV_DISABLE_REQUIRE",
-    )
-)
 
 
 def read(container: "Container", config: "Config") -> "Request | None":
     """What the container asks for, or None where it asks for nothing (`why_not` says why).
 
     Device tokens come cleaned, with ranges expanded, but unproven: `devices.select` judges them, because its errors
-    name what the host has. Raises device-invalid, capability-unsupported and requirement-syntax.
+    name what the host has. Raises device-invalid, privilege-missing, capability-unsupported and requirement-syntax.
     """
     env = dict(container.env)
-    asked, origin = _asked(container, config, env)
-    if not origin or (origin in _BY_ENV and not _may_use_env(container, config)):
+    asked, origin = heard(container, config, env)
+    if not origin:
         return None
     warnings: list[str] = []
     devices = _devices(asked, origin, warnings)
@@ -69,6 +69,7 @@ def read(container: "Container", config: "Config") -> "Request | None":
     capabilities = _capabilities(env, config, warnings)
     disabled = _disabled_by(env, config, warnings)
     demands = _demands(container, env, config, disabled, warnings)
+    channels = _channels(container, config, env, warnings)
     return Request(
         devices=devices,
         origin=origin,
@@ -77,6 +78,9 @@ def read(container: "Container", config: "Config") -> "Request | None":
         disabled_by=disabled,
         warnings=tuple(warnings),
         near_misses=_near_misses(env),
+        mig=_mig(env, container.privileged),
+        channels=channels,
+        cuda_visible=env.get("CUDA_VISIBLE_DEVICES", "")[:MOST_BYTES],
     )
 
 
@@ -85,13 +89,18 @@ def why_not(container: "Container", config: "Config") -> str:
     if container.sandbox:
         return "this is a pod's sandbox, which runs nothing of its own"
     env = dict(container.env)
-    asked, origin = _asked(container, config, env)
+    asked, origin = heard(container, config, env)
     if not origin:
+        asked, origin = first(container, config, env, allowed=False)
+    if not origin:
+        unread = ignored(container, config)
+        if unread:
+            return unread
         if "CUDA_VERSION" in env:
             rule = "CUDA_VERSION is a version and NVIDIA_REQUIRE_CUDA is not set"
             return f"{DEVICES} is not set, and this is no legacy CUDA image ({rule})"
         return f"{DEVICES} is not set"
-    words = _words(_unquoted(asked))
+    words = _device_words(_unquoted(asked))
     if not words:
         return f"{origin} is empty"
     if list(words) == ["void"]:
@@ -101,68 +110,19 @@ def why_not(container: "Container", config: "Config") -> str:
 
 def ignored(container: "Container", config: "Config") -> str:
     """The warning that a request was left out because of the administrator's policy; empty where none was."""
-    asked, origin = _asked(container, config, dict(container.env))
-    words = _words(_unquoted(asked))
-    if origin not in _BY_ENV or not words or list(words) == ["void"] or _may_use_env(container, config):
+    env = dict(container.env)
+    if container.sandbox or heard(container, config, env)[1]:
         return ""
-    return (
-        f"the devices that {origin} asks for ({shown(asked)}) are ignored: the container is not privileged (no "
-        "CAP_SYS_ADMIN), and request.accept-env-when-unprivileged is false"
-    )
-
-
-# --- channels: who may ask ----------------------------------------------------------------------------------------
-
-_BY_ENV = (DEVICES, "CUDA_VERSION")  # origins that the policy for unprivileged containers is about
-
-
-def _asked(container: "Container", config: "Config", env: "dict[str, str]") -> "tuple[str, str]":
-    """The value of the first channel that has one, and which it is; two empty texts where nothing asks."""
-    if container.sandbox:
-        return "", ""
-    for channel in (_by_env, _by_legacy_image):
-        found = channel(env, config)
-        if found is not None:
-            return found
-    return "", ""
-
-
-def _by_env(env: "dict[str, str]", config: "Config") -> "tuple[str, str] | None":  # noqa: ARG001
-    return (env[DEVICES], DEVICES) if DEVICES in env else None
-
-
-def _by_legacy_image(env: "dict[str, str]", config: "Config") -> "tuple[str, str] | None":
-    return ("all", "CUDA_VERSION") if _legacy(env, config) else None
-
-
-def _may_use_env(container: "Container", config: "Config") -> bool:
-    return container.privileged or config.accept_env_when_unprivileged
-
-
-def _legacy(env: "dict[str, str]", config: "Config") -> "tuple[int, int] | None":
-    """The CUDA version of a legacy CUDA image: CUDA_VERSION is a version and NVIDIA_REQUIRE_CUDA unset or empty."""
-    if not config.legacy_images or env.get("NVIDIA_REQUIRE_CUDA"):
-        return None
-    return cuda_version(env.get("CUDA_VERSION", ""))
-
-
-def cuda_version(text: str) -> "tuple[int, int] | None":
-    """Major and minor of a CUDA_VERSION (`v` before it is allowed), or None for what is no version."""
-    parts = text.removeprefix("v").split(".")
-    if len(parts) > 3:
-        return None
-    numbers = [number(part) for part in parts]
-    if None in numbers:
-        return None
-    return numbers[0] or 0, (numbers[1] or 0) if len(numbers) > 1 else 0
-
-
-def number(text: str) -> "int | None":
-    """A number of ASCII digits below 2**32, or None. `int` would take signs, blanks, `_` and digits of any script."""
-    if not text or len(text) > 10 or not DIGITS.issuperset(text):
-        return None
-    found = int(text)
-    return found if found < 1 << 32 else None
+    asked, origin = first(container, config, env, allowed=False)
+    reason = "the container is not privileged (no CAP_SYS_ADMIN), and request.accept-env-when-unprivileged is false"
+    if not origin:
+        names = [name for name in mounted(container) if not name.startswith(IMEX)]
+        asked, origin = ",".join(names), BY_MOUNT if names else ""
+        reason = "request.accept-devices-as-volume-mounts is false"
+    words = _device_words(_unquoted(asked))
+    if not origin or not words or list(words) == ["void"]:
+        return ""
+    return f"the devices that {origin} asks for ({shown(asked)}) are ignored: {reason}"
 
 
 # --- devices ------------------------------------------------------------------------------------------------------
@@ -179,7 +139,7 @@ def _devices(asked: str, origin: str, warnings: "list[str]") -> "tuple[str, ...]
     plain = _unquoted(asked)
     if plain is not asked:
         warnings.append(f"{origin}: the quotes around {shown(asked)} are part of the value and were left out")
-    words = _words(plain)
+    words = _device_words(plain)
     if not words:
         return None
     _refuse_flag_syntax(plain, origin)
@@ -188,7 +148,7 @@ def _devices(asked: str, origin: str, warnings: "list[str]") -> "tuple[str, ...]
             if len(words) > 1:
                 raise GpuhookError(
                     "device-invalid",
-                    f"{origin}={shown(asked)} mixes {keyword} with other devices",
+                    f"{_said(origin, asked)} mixes {keyword} with other devices",
                     f"write {keyword} alone, or the devices without it",
                 )
             return {"all": ("all",), "none": (), "void": None}[keyword]
@@ -198,10 +158,20 @@ def _devices(asked: str, origin: str, warnings: "list[str]") -> "tuple[str, ...]
         if len(tokens) > MOST_ITEMS:
             raise GpuhookError(
                 "device-invalid",
-                f"{origin}={shown(asked)} names more than {MOST_ITEMS} devices",
+                f"{_said(origin, asked)} names more than {MOST_ITEMS} devices",
                 "use all for every GPU of the host",
             )
     return tuple(tokens)
+
+
+def _said(origin: str, text: str) -> str:
+    """What was said and where, for the beginning of an error: `VARIABLE='0'`."""
+    return f"{origin} ({shown(text)})" if " " in origin else f"{origin}={shown(text)}"
+
+
+def _device_words(plain: str) -> "dict[str, str]":
+    """As `_words`, of devices: one that is written as a name of CDI counts by its last part."""
+    return {plain_name(lower): plain_name(word) for lower, word in _words(plain).items()}
 
 
 def _words(plain: str) -> "dict[str, str]":
@@ -230,8 +200,8 @@ def _refuse_flag_syntax(plain: str, origin: str) -> None:
             devices = plain.strip()[len(start) :] if start == "device=" and len(plain) < 80 else "0,2"
             raise GpuhookError(
                 "device-invalid",
-                f"{origin}={shown(plain)} is written as for the --gpus option of docker",
-                f"write the devices alone: {origin}={devices if devices.isprintable() else '0,2'}",
+                f"{_said(origin, plain)} is written as for the --gpus option of docker",
+                f"write the devices alone: {DEVICES}={devices if devices.isprintable() else '0,2'}",
             )
 
 
@@ -246,9 +216,59 @@ def _expanded(token: str) -> "list[str]":
     return [str(index) for index in range(low, high + 1)]
 
 
-def plain_index(text: str) -> bool:
-    """Whether a text is a GPU's index: ASCII digits without a leading zero."""
-    return 0 < len(text) < 10 and DIGITS.issuperset(text) and (text[0] != "0" or text == "0")
+# --- beside the devices -------------------------------------------------------------------------------------------
+
+
+def _mig(env: "dict[str, str]", privileged: bool) -> "tuple[str, ...]":
+    """The rights over all MIG devices that a container asks for: `config`, `monitor` (field report R147).
+
+    They are for privileged ones only, because they reach beyond the devices that it was given.
+    """
+    found = []
+    for name, right in MIG:
+        words = _words(_unquoted(env.get(name, "")[:MOST_BYTES]))
+        if not words or list(words) in (["none"], ["void"]):
+            continue
+        if list(words) != ["all"]:
+            raise GpuhookError(
+                "device-invalid",
+                f"{name}={shown(env[name])}: this is a right over all GPUs or none",
+                "write all or none; MIG devices themselves are chosen by NVIDIA_VISIBLE_DEVICES",
+            )
+        if not privileged:
+            raise GpuhookError(
+                "privilege-missing",
+                f"{name}={shown(env[name])} asks to {'change' if right == 'config' else 'watch'} the MIG devices "
+                "of the host, and the container is not privileged (no CAP_SYS_ADMIN)",
+                f"run it privileged, or leave {name} out",
+            )
+        found.append(right)
+    return tuple(found)
+
+
+def _channels(
+    container: "Container", config: "Config", env: "dict[str, str]", warnings: "list[str]"
+) -> "tuple[int, ...]":
+    """The IMEX channels that a container asks for, by volume mounts or else by its environment."""
+    origin, texts = BY_MOUNT, []
+    if config.accept_devices_as_volume_mounts:
+        texts = [name[len(IMEX) :] for name in mounted(container) if name.startswith(IMEX)]
+    if not texts and may_use_env(container, config):
+        origin, texts = CHANNELS, list(_words(_unquoted(env.get(CHANNELS, "")[:MOST_BYTES])))
+        if texts == ["all"]:
+            warnings.append(f"{CHANNELS}=all gives no channel: name each")
+            return ()
+    found: dict[int, None] = {}
+    for text in texts:
+        for item in _expanded(text):
+            if not plain_index(item) or int(item) > MOST_CHANNEL:
+                raise GpuhookError(
+                    "device-invalid",
+                    f"{origin} asks for the IMEX channel {shown(text)}, which is no number from 0 to {MOST_CHANNEL}",
+                    "write numbers with commas between them, or ranges: 0,1 or 0-3",
+                )
+            found[int(item)] = None
+    return tuple(found)
 
 
 # --- capabilities -------------------------------------------------------------------------------------------------
@@ -258,7 +278,7 @@ def _capabilities(env: "dict[str, str]", config: "Config", warnings: "list[str]"
     """What NVIDIA_DRIVER_CAPABILITIES means here, sorted. Words are taken in any case (field report R42)."""
     supported = config.supported_capabilities
     text = env.get(CAPABILITIES)
-    if text is None and _legacy(env, config):
+    if text is None and legacy(env, config):
         return tuple(sorted(supported))
     plain = _unquoted(text or "")
     if text and plain is not text:
@@ -309,9 +329,9 @@ def _demands(
     for name in sorted([name for name in env if name.startswith(REQUIRE)]):
         if env[name].strip() and not name.startswith(_NOT_CONSTRAINTS) and not _says_yes(name, env[name]):
             found.append(Demand(name, env[name]))
-    legacy = _legacy(env, config)
-    if legacy:
-        found.append(Demand("CUDA_VERSION", f"cuda>={legacy[0]}.{legacy[1]}"))
+    old = legacy(env, config)
+    if old:
+        found.append(Demand("CUDA_VERSION", f"cuda>={old[0]}.{old[1]}"))
     try:
         for demand in found:
             _bound(demand)
@@ -355,29 +375,23 @@ def _annotated(container: "Container") -> "list[Demand]":
 
 
 def _near_misses(env: "dict[str, str]") -> "tuple[str, ...]":
-    """Variables that were surely meant to be NVIDIA_DISABLE_REQUIRE (field report R19); at most four, sorted."""
+    """Variables that were surely meant to be NVIDIA_DISABLE_REQUIRE (field report R19); at most four, sorted.
+
+    One that says `cuda>=12` is a demand and no such variable.
+    """
     likely = [name for name in env if 10 < len(name) < 30 and "RE" in name.upper() and name != DISABLE]
-    return tuple(sorted([name for name in likely[:64] if _is_miss(name, env[name])])[:4])
+    likely = [name for name in likely[:64] if env[name].lower() in _YES]
+    if not likely:
+        return ()
+    from gpuhook.nearmiss import is_miss  # noqa: PLC0415  # cold: few containers have such a variable
 
-
-def _is_miss(name: str, text: str) -> bool:
-    """Whether a variable says yes by a name near to NVIDIA_DISABLE_REQUIRE. One that says `cuda>=12` is a demand."""
-    if text.lower() not in _YES:
-        return False
-    upper = name.upper()
-    return upper in _MISSES or (abs(len(upper) - len(DISABLE)) <= 2 and _distance(upper, DISABLE) <= 2)
+    return tuple(sorted([name for name in likely if is_miss(name)])[:4])
 
 
 def _says_yes(name: str, text: str) -> bool:
     """Whether a NVIDIA_REQUIRE_ variable is one of the wrong switches and no demand. None is near by its letters."""
-    return name.upper() in _MISSES and text.lower() in _YES
+    if text.lower() not in _YES:
+        return False
+    from gpuhook.nearmiss import MISSES  # noqa: PLC0415
 
-
-def _distance(one: str, other: str) -> int:
-    """The number of letters to insert, remove or change to make one text of the other."""
-    row = list(range(len(other) + 1))
-    for number_, letter in enumerate(one, 1):
-        above, row[0] = row[0], number_
-        for at, wanted in enumerate(other, 1):
-            above, row[at] = row[at], min(row[at] + 1, row[at - 1] + 1, above + (letter != wanted))
-    return row[-1]
+    return name.upper() in MISSES

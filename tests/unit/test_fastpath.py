@@ -6,16 +6,15 @@ import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuhook import fastpath, jsonio, request
+from gpuhook import fastpath, oci, request
 from gpuhook.config import Config
 from gpuhook.errors import GpuhookError
-from gpuhook.model import Container, replace
+from gpuhook.model import replace
 
 # What containerd writes for a container that asks for nothing, with the escapes of Go's encoder.
 PLAIN = {
@@ -120,34 +119,106 @@ def test_what_each_pattern_finds(shim: Path, text: str, found: bool) -> None:
 
 
 def spelt(name: str, how: list[int]) -> str:
-    """A name as JSON text: each letter plain, or as an escape in lower or upper hexadecimal."""
-    forms = [(letter, f"\\u{ord(letter):04x}", f"\\u{ord(letter):04X}") for letter in name]
-    return "".join([form[way % 3] for form, way in zip(forms, how, strict=False)])
+    """A name as JSON text: each letter plain, or as an escape in lower or upper hexadecimal; a slash also as `\\/`."""
+    forms = [(letter, f"\\u{ord(letter):04x}", f"\\u{ord(letter):04X}", f"\\{letter}") for letter in name]
+    return "".join([form[way if form[0] == "/" else way % 3] for form, way in zip(forms, how, strict=True)])
 
 
-@settings(max_examples=60, deadline=None)
+ROOT = "/var/run/nvidia-container-devices/"
+OPEN = replace(
+    Config(),
+    accept_devices_as_volume_mounts=True,
+    accept_label_annotations=True,
+    annotation_prefixes=("cdi.k8s.io/", "a.b/c_d"),
+    swarm_resources=("DOCKER_RESOURCE_NVIDIA-GPU", "GPU.x"),
+)
+
+
+@pytest.fixture(scope="module")
+def open_shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The fragment where every way to ask is open."""
+    path = tmp_path_factory.mktemp("open") / "shim.sh"
+    path.write_bytes(fastpath.render(OPEN))
+    return path
+
+
+def test_the_patterns_of_further_channels_come_and_go_with_their_keys(shim: Path, open_shim: Path) -> None:
+    for text in ("cdi.k8s.io/x", r"cdi.k8s.io\/x", r"a.b\/c_d", "GPU.x", f"{ROOT}0", "com.nvidia.volumes.needed"):
+        assert hit(open_shim, f'{{"a": "{text}"}}'.encode())
+        assert not hit(shim, f'{{"a": "{text}"}}'.encode())
+    assert not hit(open_shim, b'{"a": "cdixk8s.io/ a.b GPUxx nvidia-container cdi.k8s.io\\\\"}')
+
+
+@pytest.mark.parametrize("word", ["", "a b", "a'b", "a*b", "[a]", "a\nb", "a\\b"])
+def test_a_word_that_grep_could_take_for_more_is_never_rendered(word: str) -> None:
+    with pytest.raises(GpuhookError):
+        fastpath.render(replace(Config(), swarm_resources=(word,)))
+
+
+def entry(way: str, text: str, how: list[int]) -> dict[str, str]:
+    """The JSON text that asks for `text` by a channel, by the place where it stands."""
+
+    def say(name: str) -> str:
+        return spelt(name, [how[number % len(how)] for number in range(len(name))])
+
+    if way == "mount":
+        source, destination = say("/dev/null"), say(ROOT + "0")
+        return {"mounts": f'{{"destination": "{destination}", "type": "bind", "source": "{source}"}}'}
+    if way == "detour":
+        return {
+            "mounts": f'{{"destination": "/{say("var/./run//nvidia-container-devices/0")}", "source": "/dev/null"}}'
+        }
+    if way in ("cdi.k8s.io/p_0", "a.b/c_d"):
+        return {"annotations": f'"{say(way)}": "{say("nvidia.com/gpu=")}{text}"'}
+    if way == "com.nvidia.volumes.needed":
+        return {"annotations": f'"{say(way)}": "nvidia_driver"'}
+    return {"env": f'"{say(way)}={text}"'}
+
+
+WAYS = ["NVIDIA_VISIBLE_DEVICES", "CUDA_VERSION", *OPEN.swarm_resources]
+WAYS += ["cdi.k8s.io/p_0", "a.b/c_d", "com.nvidia.volumes.needed", "mount", "detour"]
+
+
+@settings(max_examples=250, deadline=None)
 @given(
-    st.sampled_from(["NVIDIA_VISIBLE_DEVICES", "CUDA_VERSION"]),
+    st.sampled_from(WAYS),
     st.sampled_from(["all", "none", "0", "11.8", "\\u0061ll", "<0>", "x"]),
-    st.one_of(st.just([0] * 22), st.lists(st.integers(0, 2), min_size=22, max_size=22)),
+    st.one_of(st.just([0]), st.just([0, 0, 3]), st.lists(st.integers(0, 3), min_size=22, max_size=22)),
     st.lists(st.text(max_size=10), max_size=3),
+    st.booleans(),
     st.booleans(),
     st.booleans(),
 )
 def test_no_request_is_overlooked_in_any_encoding(
-    shim: Path, name: str, text: str, how: list[int], others: list[str], spread: bool, ascii_only: bool
+    shim: Path,
+    open_shim: Path,
+    way: str,
+    text: str,
+    how: list[int],
+    others: list[str],
+    spread: bool,
+    ascii_only: bool,
+    every: bool,
 ) -> None:
-    """For each spec of which `request.read` makes a request, grep finds a pattern in its bytes."""
-    around = json.dumps({**PLAIN, "annotations": dict.fromkeys(others, "x")}, ensure_ascii=ascii_only)
-    entry = f'"{spelt(name, how)}={text}"'
+    """For each spec of which `request.read` makes a request, grep finds a pattern in its bytes: of the configuration's
+    own channels alone, and of all."""
+    config, fragment = (OPEN, open_shim) if every else (Config(), shim)
+    around = json.dumps({**PLAIN, "annotations": {"y": "z", **dict.fromkeys(others, "x")}}, ensure_ascii=ascii_only)
     separator = ",\n" if spread else ","
-    data = around.replace('"nvidia=x"', f'"nvidia=x"{separator}{entry}').encode("utf-8", "surrogatepass")
-    spec: Any = jsonio.loads(data)
-    entries = [item.partition("=") for item in spec["process"]["env"] if "=" in item]
-    container = Container(env=tuple([(key, value) for key, _, value in entries]))
+    added = entry(way, text, how)
+    for place, old in (("env", '"nvidia=x"'), ("annotations", '"y": "z"'), ("mounts", '"source": "proc"}')):
+        if place in added:
+            assert old in around
+            around = around.replace(old, f"{old}{separator}{added[place]}", 1)
+    data = around.encode("utf-8", "surrogatepass")
+    spec = fragment.with_name("spec") / "config.json"
+    spec.parent.mkdir(exist_ok=True)
+    spec.write_bytes(data)
     try:
-        asked = request.read(container, Config()) is not None
+        asked = request.read(oci.Spec(str(spec)).container(), config) is not None
     except GpuhookError:
         asked = True
     if asked:
-        assert hit(shim, data)
+        assert hit(fragment, data)
+    elif every and way not in ("CUDA_VERSION",):
+        raise AssertionError("this spec asks, and request.read did not notice")

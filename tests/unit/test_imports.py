@@ -20,7 +20,7 @@ PACKAGE = CHECKOUT / "src/gpuhook"
 # point has beyond a bare one; a name that comes in here is a decision, and scripts/bench says what it costs.
 SHARED = "_json config cuda driver driver.key driver.record errors jsonio linux log model version"
 LISTS = {
-    "shim": "cmdline devices driver.nodes grant oci request requirement shim",
+    "shim": "channels cmdline devices driver.nodes grant oci request requirement shim",
     "hook": "_ctypes _struct select apply elf enter hook image ldcache ldconf plan rootfs state",
 }
 # built into the interpreter, and needed by the launchers and by all that the lists name
@@ -175,7 +175,7 @@ def reached(name: str, *, top: bool) -> set[str]:
 
 HOT_FOREIGN = {"sys", "posix", "errno", "_stat", "time", "_struct", "fcntl", "select", "_json", "_signal"}
 HOT = sorted({name for words in (SHARED, *LISTS.values()) for name in words.split() if name in MODULES})
-MIDDLE = ("model", "version", "request", "devices", "requirement", "cuda", "plan")
+MIDDLE = ("model", "version", "channels", "request", "devices", "requirement", "cuda", "plan")
 WORLD = {"posix", "os", "sys", "io", "pathlib", "fcntl", "ctypes", "_ctypes", "subprocess", "socket", "time"}
 
 
@@ -198,10 +198,10 @@ LAYERS = (
     ("enter", "grant"),
     ("apply",),
     ("image", "driver", "oci", "config", "configfile", "configtrust", "fastpath", "log", "ldconf", "state", "cmdline"),
-    ("plan", "request", "devices", "requirement", "refusal", "cuda", "ldcache", "elf"),
+    ("plan", "request", "channels", "devices", "requirement", "refusal", "cuda", "ldcache", "elf"),
     ("rootfs",),
     ("linux",),
-    ("jsonio", "model", "version", "errors", ""),
+    ("jsonio", "model", "version", "errors", "nearmiss", ""),
 )
 APART = {"sim": {"errors", ""}}  # stands alone: a driver for those who have none
 

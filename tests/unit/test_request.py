@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuhook import request
+from gpuhook import channels, request
 from gpuhook.config import Config
 from gpuhook.errors import GpuhookError
 from gpuhook.model import Container, Demand, Request, replace
@@ -242,7 +242,7 @@ def test_a_privileged_container_is_warned_that_the_choice_binds_it_little(text: 
 )
 def test_cuda_version(text: str, version: tuple[int, int] | None) -> None:
     """The table of NVIDIA's stack, and the traps of Python's int()."""
-    assert request.cuda_version(text) == version
+    assert channels.cuda_version(text) == version
     assert (request.read(box(("CUDA_VERSION", text)), Config()) is None) == (version is None)
 
 
