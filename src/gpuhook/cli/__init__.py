@@ -11,6 +11,7 @@ import sys
 import traceback
 
 import click
+from click.shell_completion import CompletionItem
 
 from gpuhook import __version__
 from gpuhook.errors import GpuhookError
@@ -25,7 +26,10 @@ COMMANDS = {
     "info": ("gpuhook.cli.info:info", "Show this host: driver, GPUs, runtime, configuration."),
     "list": ("gpuhook.cli.list_:list_", "List the driver's files that containers get, by capability."),
     "config": ("gpuhook.cli.config:config", "Show and check runtime.toml."),
+    "record": ("gpuhook.cli.record:record", "Show, remake or remove the record of this host's driver."),
+    "hook": ("gpuhook.cli.hook:hook_", "Replay a saved state: say what the hook would do; change nothing."),
     "sim": ("gpuhook.cli.sim:sim", "Make a simulated driver for a machine without a GPU."),
+    "completion": ("gpuhook.cli.completion:completion", "Print what lets bash, zsh or fish complete command lines."),
 }
 
 
@@ -48,12 +52,17 @@ class Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command; a name that is near to one gets that as a hint."""
-        if args and args[0] not in COMMANDS and args[0].strip("-"):
+        if args and args[0] not in COMMANDS and args[0].strip("-") and not ctx.resilient_parsing:
             import difflib  # noqa: PLC0415 - only a misspelt name pays for it
 
             near = difflib.get_close_matches(args[0], COMMANDS, 1)
             raise click.UsageError(f"there is no command {args[0]!r}" + (f"; did you mean {near[0]}" if near else ""))
         return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """The names that begin so, with their line; of the commands themselves none is imported."""
+        names = [CompletionItem(name, help=text) for name, (_, text) in COMMANDS.items() if name.startswith(incomplete)]
+        return names + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
         """Write the table into the help."""

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from gpuhook import config, grant, oci, request, shim
-from gpuhook.cli import explain_plan, explain_text, prefix, render
+from gpuhook.cli import explain_plan, explain_text, imageconfig, prefix, render
 from gpuhook.config import Config
 from gpuhook.errors import GpuhookError
 from gpuhook.model import Container, replace
@@ -23,29 +23,48 @@ Examples:
   gpuhook explain /run/.../config.json --json
   gpuhook explain --env NVIDIA_VISIBLE_DEVICES=all      # no container: what this environment would bring
   gpuhook explain . --env NVIDIA_DRIVER_CAPABILITIES=all
+  gpuhook explain --image-config nvidia/cuda:12.4.1-base-ubuntu22.04    # of the local docker or podman
+  gpuhook explain --image-config config.json --env NVIDIA_VISIBLE_DEVICES=0
 
 Exit status: 0 if the container would start; if it would be refused, the code of that error (docs/errors.md).
 """
 )
-@click.argument("bundle", required=False, metavar="[BUNDLE_DIR | CONFIG.json]")
+@click.argument("bundle", required=False, metavar="[BUNDLE_DIR | CONFIG.json]", type=click.Path())
+@click.option(
+    "--image-config",
+    "image",
+    type=click.Path(),
+    metavar="FILE|IMAGE",
+    help="The environment of an image: a file with its configuration, or its name at the local docker or podman.",
+)
 @click.option("--env", "-e", "env", multiple=True, metavar="NAME=VALUE", help="Add or change a variable (repeatable).")
 @click.option("--annotation", multiple=True, metavar="NAME=VALUE", help="Add or change an annotation (repeatable).")
 @click.option("--privileged", is_flag=True, help="As if the container had CAP_SYS_ADMIN.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
-def explain(
-    bundle: str | None, env: tuple[str, ...], annotation: tuple[str, ...], privileged: bool, as_json: bool
+def explain(  # noqa: PLR0917 - click names them
+    bundle: str | None,
+    image: str | None,
+    env: tuple[str, ...],
+    annotation: tuple[str, ...],
+    privileged: bool,
+    as_json: bool,
 ) -> None:
     """Say what a container would get of this host's GPUs, and why; or why it would be refused.
 
     Nothing is started and nothing is written, but for the record of the driver where that is out of date. Without a
-    bundle no image is looked at, and the paths in the container are those of a Debian image.
+    bundle no image is looked at, and the paths in the container are those of a Debian image. Of --image-config the
+    environment is taken, as a container of that image has it; labels of an image do not reach a runtime.
     """
-    if bundle is None and not env and not annotation:
-        raise click.UsageError("a bundle, a config.json or --env NAME=VALUE is needed", click.get_current_context())
+    context = click.get_current_context()
+    if bundle is None and image is None and not env and not annotation:
+        raise click.UsageError("a bundle, --image-config or --env NAME=VALUE is needed", context)
+    if bundle is not None and image is not None:
+        raise click.UsageError("a bundle has its environment already: give it or --image-config, not both", context)
     where = prefix()
     settings = config.load(where)
     spec = None if bundle is None else _spec(bundle)
-    container = Container(env=()) if spec is None else spec.container()
+    taken = None if image is None else imageconfig.read(image)
+    container = Container(env=taken.env if taken else ()) if spec is None else spec.container()
     container = replace(
         container,
         env=container.env + _pairs("--env", env),
@@ -53,6 +72,10 @@ def explain(
         privileged=container.privileged or privileged,
     )
     document, error = explanation(container, spec, settings, where)
+    if taken is not None:
+        document["container"]["image_config"] = taken.source
+        driver = document.get("driver") or {}
+        document["notes"] += imageconfig.notes(taken, driver.get("machine", ""))
     if as_json:
         click.echo(render.document(document))
     else:
@@ -92,6 +115,7 @@ def explanation(
         "outcome": "granted",
         "container": {
             "config": spec.path if spec else "",
+            "image_config": "",
             "root": container.root,
             "image_looked_at": bool(looked),
             "privileged": container.privileged,

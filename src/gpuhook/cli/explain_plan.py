@@ -41,12 +41,7 @@ def request_part(container: Container, asked: Request, settings: Config) -> dict
 def add_host(document: dict[str, Any], container: Container, asked: Request, settings: Config, where: str) -> None:
     """Driver, GPUs, and how each requirement comes out. GpuhookError where one of them can't be had."""
     known = record.load(settings, where)
-    document["driver"] = {
-        "version": known.driver,
-        "cuda": version.text(known.cuda),
-        "cuda_assumed": known.cuda_assumed,
-        "record": known.id,
-    }
+    document["driver"] = driver_part(known)
     document["host_gpus"] = [_gpu(gpu) for gpu in known.gpus]
     demands, _ = requirement.parse_all(asked.demands, grant.policy(asked, settings))
     gpus = devices.select(asked, known.gpus)
@@ -56,6 +51,17 @@ def add_host(document: dict[str, Any], container: Container, asked: Request, set
     document["verdict"] = {"policy": verdict.policy, "met": verdict.met, "looked": verdict.policy != "off"}
     document["verdicts"] = [_result(result) for result in verdict.results]
     document["notes"] += verdict.notes
+
+
+def driver_part(known: Record) -> dict[str, object]:
+    """The driver's versions, and the record that says so."""
+    return {
+        "version": known.driver,
+        "cuda": version.text(known.cuda),
+        "cuda_assumed": known.cuda_assumed,
+        "machine": known.machine,
+        "record": known.id,
+    }
 
 
 def _gpu(gpu: Gpu) -> dict[str, object]:
@@ -106,6 +112,11 @@ def add_plan(document: dict[str, Any], container: Container, granted: grant.Gran
     else:
         found = usual_image(granted.record)
         steps = plan.make(granted.record, files, found, settings.sockets, settings.directories)
+    add_steps(document, steps, found, settings)
+
+
+def add_steps(document: dict[str, Any], steps: Plan, found: Image, settings: Config) -> None:
+    """What is known of the image, and the plan for it."""
     document["image"] = {
         "loader": found.loader,
         "machine": found.machine,

@@ -40,6 +40,36 @@ def lines(document: dict[str, Any]) -> list[str]:
         _remarks("warnings", document["warnings"]),
         _outcome(document),
     ]
+    return _joined(parts)
+
+
+def replay_lines(document: dict[str, Any]) -> list[str]:
+    """All lines of `gpuhook hook --dry-run`."""
+    told, orders = document["state"], document["orders"]
+    rows = [f"{_cut(told['id'])}, process {told['pid']}", f"bundle {_cut(document['bundle'])}"]
+    if orders is not None:
+        rows.append(f"root {_cut(orders['root'])}")
+    parts = [_part("container", rows)]
+    if orders is not None:
+        found = "decided now: the bundle's config.json has none" if orders["from"] == "decided now" else orders["from"]
+        rows = [
+            f"from          {found}",
+            f"record        {_cut(orders['record'])}",
+            f"capabilities  {', '.join(orders['capabilities']) or 'none'}",
+        ]
+        rows += [f"tmpfs         {_cut(item)}" for item in orders["tmpfs"]]
+        if orders["compat"]:
+            rows.append("the image's forward-compatibility libraries may be used")
+        parts.append(_part("orders", rows))
+    parts += [_driver(document), _image_part(document), *_mounts(document), _links(document), _cache(document)]
+    parts += [_remarks("warnings", document["warnings"])]
+    outcome = {"granted": "The hook would do this.", "refused": render.bad("The hook would fail:")}
+    parts.append(_outcome(document) if document["outcome"] == "nothing" else [outcome[document["outcome"]]])
+    return _joined(parts)
+
+
+def _joined(parts: list[list[str]]) -> list[str]:
+    """Parts with an empty line between."""
     text: list[str] = []
     for part in parts:
         if part:
@@ -59,6 +89,9 @@ def _cut(text: str) -> str:
 
 def _container(document: dict[str, Any]) -> list[str]:
     container = document["container"]
+    if container["image_config"]:
+        rows = [_cut(container["image_config"]), "only its configuration was read: paths are those of a Debian image"]
+        return _part("container of the image", rows)
     if not container["config"]:
         return _part("container", ["none: no image was looked at, paths in the container are those of a Debian image"])
     rows = [_cut(container["config"])]
@@ -159,8 +192,12 @@ def _hook(document: dict[str, Any]) -> list[str]:
 
 
 def _image(document: dict[str, Any]) -> list[str]:
+    return _image_part(document) if document["container"]["image_looked_at"] else []
+
+
+def _image_part(document: dict[str, Any]) -> list[str]:
     image = document.get("image")
-    if image is None or not document["container"]["image_looked_at"]:
+    if image is None:
         return []
     rows = [
         f"loader {image['loader'] or 'none'}, {image['machine'] or 'no machine'}, libraries in {_cut(image['libdir'])}"
