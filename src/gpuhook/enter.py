@@ -6,6 +6,7 @@ returns and its words cross the pipe as JSON. A child that hangs is killed, and 
 holds nothing that the runtime waits for.
 """
 
+import errno
 import posix
 import select
 import sys
@@ -45,7 +46,7 @@ def mount(target: Target, sources: Sources, make_plan: "MakePlan", deadline: int
     """
     proc = rootfs.open_proc()
     try:
-        namespace = _namespace(target.pid, proc)
+        entry = _entry(target.pid, proc)
     except BaseException:
         posix.close(proc)
         raise
@@ -56,13 +57,13 @@ def mount(target: Target, sources: Sources, make_plan: "MakePlan", deadline: int
         code = 70
         try:
             posix.close(reading)
-            answer = _guarded(proc, namespace, target, sources, make_plan)
+            answer = _guarded(proc, entry, target, sources, make_plan)
             linux.write_fd(writing, jsonio.dumps(answer))
             code = 0
         finally:
             posix._exit(code)
     posix.close(writing)
-    posix.close(namespace)
+    posix.close(entry.mounts)
     posix.close(proc)
     try:
         answer = _await(reading, deadline)
@@ -76,24 +77,51 @@ def mount(target: Target, sources: Sources, make_plan: "MakePlan", deadline: int
     return tuple([str(item) for item in warnings]) if isinstance(warnings, list) else ()
 
 
-def _namespace(pid: int, proc: int) -> int:
-    """The mount namespace of the container's init, proven to be another than ours and to have outlived the look."""
+@value
+class Entry:
+    """What the child needs to enter: a handle of the container's mount namespace, and the ids of its root as this
+    process sees them, by which files are made in it; None where it has no user namespace of its own."""
+
+    mounts: int
+    owner: tuple[int, int] | None
+
+
+def _entry(pid: int, proc: int) -> Entry:
+    """The container's namespaces, all of one process, and proven not to be ours. GpuhookError `container-gone`."""
     try:
-        own = posix.stat("self/ns/mnt", dir_fd=proc)
-        fd = posix.open(f"{pid}/ns/mnt", posix.O_RDONLY | linux.O_CLOEXEC, dir_fd=proc)
+        at = posix.open(str(pid), linux.O_PATH | posix.O_DIRECTORY | linux.O_CLOEXEC, dir_fd=proc)
+        try:
+            if not _is_other("ns/mnt", at, proc):
+                raise GpuhookError(
+                    "rootfs-unsafe",
+                    f"the container's process {pid} lives in the host's mount namespace",
+                    "give the container a mount namespace of its own (linux.namespaces)",
+                )
+            owner = None
+            if _is_other("ns/user", at, proc):
+                owner = (_root_id("uid_map", at), _root_id("gid_map", at))
+            return Entry(posix.open("ns/mnt", posix.O_RDONLY | linux.O_CLOEXEC, dir_fd=at), owner)
+        finally:
+            posix.close(at)
     except OSError as error:
         raise GpuhookError(
             "container-gone", f"the container's process {pid} can't be reached: {error.strerror}", "start it again"
         ) from None
-    found = posix.fstat(fd)
-    if (found.st_dev, found.st_ino) == (own.st_dev, own.st_ino):
-        posix.close(fd)
-        raise GpuhookError(
-            "rootfs-unsafe",
-            f"the container's process {pid} lives in the host's mount namespace",
-            "give the container a mount namespace of its own (linux.namespaces)",
-        )
-    return fd
+
+
+def _is_other(namespace: str, at: int, proc: int) -> bool:
+    own, found = posix.stat(f"self/{namespace}", dir_fd=proc), posix.stat(namespace, dir_fd=at)
+    return (own.st_dev, own.st_ino) != (found.st_dev, found.st_ino)
+
+
+def _root_id(name: str, at: int) -> int:
+    """The id of the container's root outside of its user namespace, by the kernel's own map (user_namespaces(7)); of
+    its first id where no root is mapped."""
+    rows = [[int(word) for word in line.split()] for line in linux.read_file(name, 1 << 16, at).splitlines()]
+    if not rows:
+        raise OSError(errno.ESRCH, f"{name} is empty")
+    inside, outside, count = min(rows)
+    return outside - inside if inside <= 0 < inside + count else outside
 
 
 def _await(reading: int, deadline: int) -> "dict[str, object]":
@@ -133,13 +161,15 @@ def _reap(child: int) -> None:
         time.sleep(0.001)
 
 
-def _guarded(proc: int, namespace: int, target: Target, sources: Sources, make_plan: "MakePlan") -> "dict[str, object]":
+def _guarded(proc: int, entry: Entry, target: Target, sources: Sources, make_plan: "MakePlan") -> "dict[str, object]":
     """The child's work as a value: warnings, or the error as [reference, message, hint]."""
     try:
         linux.prctl(linux.PR_SET_PDEATHSIG, _SIGKILL)
-        linux.setns(namespace, linux.CLONE_NEWNS)
+        linux.setns(entry.mounts, linux.CLONE_NEWNS)
         seal_imports()
         inside = open_root(target.root, proc)
+        if entry.owner is not None:
+            linux.setfsid(*entry.owner)
         steps, image = make_plan(inside)
         mounter = Mounter(inside, target.tmpfs, sources, image)
         return {"warnings": [*steps.warnings, *mounter.run(steps)]}

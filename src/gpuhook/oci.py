@@ -130,29 +130,48 @@ class Spec:
 
     # --- editing ------------------------------------------------------------------------------------------------
 
-    def grant(self, nodes: "tuple[Node, ...]") -> None:
+    def grant(self, nodes: "tuple[Node, ...]", dev_root: str = "/") -> None:
         """Add the device nodes, the cgroup rules that open just them, and their groups. Twice is once.
 
         In the spec, and not behind the runtime's back, so that runc, crun and systemd know them and `daemon-reload`
         does not take them away. Access is `rw` without `m`: no other minor can be made and opened (CVE-2021-1056).
+        In a user namespace, where no node can be made, the host's are mounted.
         """
         linux_part = self._child(self.data, "linux")
         devices = self._own_list(linux_part, "devices")
         rules = self._own_list(self._child(linux_part, "resources"), "devices")
         paths = {node.path for node in nodes}
         devices[:] = [item for item in devices if not (isinstance(item, dict) and item.get("path") in paths)]
+        is_mapped = self._has_user_namespace(linux_part)
         for node in nodes:
             number: dict[str, JSON] = {"type": "c", "major": node.major, "minor": node.minor}
-            devices.append(
-                {"path": node.path, **number, "fileMode": node.mode & 0o777, "uid": node.uid, "gid": node.gid}
-            )
+            if not is_mapped:
+                devices.append(
+                    {"path": node.path, **number, "fileMode": node.mode & 0o777, "uid": node.uid, "gid": node.gid}
+                )
             rule: dict[str, JSON] = {"allow": True, **number, "access": "rw"}
             if rule in rules:
                 rules.remove(rule)
             rules.append(rule)
-        spaces = [item.get("type") for item in self._list(linux_part, "namespaces") if isinstance(item, dict)]
-        if not linux_part.get("uidMappings") and "user" not in spaces and self.data.get("process") is not None:
+        if is_mapped:
+            self._mount_nodes(nodes, dev_root)
+        elif self.data.get("process") is not None:
             self._add_groups(nodes)
+
+    def _has_user_namespace(self, linux_part: "dict[str, JSON]") -> bool:
+        spaces = [item.get("type") for item in self._list(linux_part, "namespaces") if isinstance(item, dict)]
+        return bool(linux_part.get("uidMappings")) or "user" in spaces
+
+    def _mount_nodes(self, nodes: "tuple[Node, ...]", dev_root: str) -> None:
+        """The host's nodes as mounts. Runtimes would do the same with an entry of `linux.devices`, but with the node of
+        that name in the host's /dev, whatever dev-root is; and crun 1.8.1 then gives hooks a wrong bundle."""
+        mounts = self._own_list(self.data, "mounts")
+        paths = {node.path for node in nodes}
+        mounts[:] = [item for item in mounts if not (isinstance(item, dict) and item.get("destination") in paths)]
+        base = "" if dev_root == "/" else dev_root
+        for node in nodes:
+            options: list[JSON] = ["bind", "ro", "nosuid", "noexec", "rprivate"]
+            mounts.append({"destination": node.path, "type": "bind", "source": base + node.path, "options": options})
 
     def _add_groups(self, nodes: "tuple[Node, ...]") -> None:
         """The group of a node that others may not open; only without a user namespace, where a gid means itself."""

@@ -90,7 +90,7 @@ def write(
             "the container asks for GPUs and its spec mounts nothing at /dev: device nodes would be made in the image",
             'mount a tmpfs at /dev, as `runc spec` and every engine do: {"destination":"/dev","type":"tmpfs"}',
         )
-    spec.grant(granted.nodes)
+    spec.grant(granted.nodes, settings.dev_root)
     orders = grant.orders(granted, container)
     return spec.add_hook(settings.stage, f"{prefix}/usr/bin/{oci.HOOK}", orders, settings.deadline + _TIMEOUT_MARGIN)
 

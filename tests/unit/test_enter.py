@@ -345,6 +345,31 @@ def test_unescaped(text: bytes, expected: bytes) -> None:
     assert enter._unescaped(text) == expected
 
 
+MAPS = {
+    "usual": (b"         0     100000      65536\n", 100000),
+    "one id": (b"0 1001 1\n", 1001),
+    "rootless podman": (b"0 1001 1\n1 100000 65536\n", 1001),
+    "in another order": (b"1 100000 65536\n0 1001 1\n", 1001),
+    "root not mapped": (b"1000 5000 10\n2000 7000 10\n", 5000),
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), MAPS.values(), ids=MAPS)
+def test_the_containers_root_as_the_host_counts(tmp_path: Path, text: bytes, expected: int) -> None:
+    (tmp_path / "uid_map").write_bytes(text)
+    at = os.open(tmp_path, os.O_PATH)
+    assert enter._root_id("uid_map", at) == expected
+    os.close(at)
+
+
+def test_a_namespace_without_ids_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "uid_map").touch()
+    at = os.open(tmp_path, os.O_PATH)
+    with pytest.raises(OSError, match="empty"):
+        enter._root_id("uid_map", at)
+    os.close(at)
+
+
 def test_a_root_with_strange_letters_is_found(tmp_path: Path) -> None:
     root = tmp_path / "a\\040b\t\n#\xff"
     root.mkdir()

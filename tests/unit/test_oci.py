@@ -284,6 +284,26 @@ def test_no_group_is_added_in_a_user_namespace(tmp_path: Path, how: str) -> None
     assert "additionalGids" not in load(path)["process"]["user"]
 
 
+def test_nodes_in_a_user_namespace_are_mounts(tmp_path: Path) -> None:
+    """Of the dev root, restricted, after all others, once; the rules are the same, and no node is asked for."""
+    spec = docker()
+    spec["linux"]["uidMappings"] = [{"containerID": 0, "hostID": 100000, "size": 65536}]
+    spec["linux"]["devices"] = [{"path": "/dev/nvidia0", "type": "c", "major": 195, "minor": 0}]
+    mounts = list(spec["mounts"])
+    path = write(tmp_path, spec)
+    for _ in range(2):
+        loaded = oci.Spec(str(path))
+        loaded.grant((node(0o666, 0),), "/driver")
+        loaded.save()
+    found = load(path)
+    options = ["bind", "ro", "nosuid", "noexec", "rprivate"]
+    new = {"destination": "/dev/nvidia0", "type": "bind", "source": "/driver/dev/nvidia0", "options": options}
+    assert found["mounts"] == [*mounts, new]
+    assert found["linux"]["devices"] == []
+    rule = {"allow": True, "type": "c", "major": 195, "minor": 0, "access": "rw"}
+    assert found["linux"]["resources"]["devices"][-1] == rule
+
+
 def test_a_spec_without_a_process_gets_devices_and_hook(tmp_path: Path) -> None:
     """`process` is optional for create (runtime-spec, config.md#process)."""
     spec = docker()
