@@ -310,8 +310,12 @@ class Mounter:
             if path == mount or path.startswith(f"{mount}/"):
                 try:
                     fd = self.root.open(mount, linux.O_PATH | posix.O_DIRECTORY)
+                    fields = rootfs.mount_of(fd, self.root.proc)
                 except OSError as error:
                     raise rootfs.unsafe(mount, error) from None
+                # A link of the image may lead from there to a volume: that is no fresh tmpfs, whose root is `/`.
+                if not fields or fields[3] != b"/" or fields[fields.index(b"-") + 1] != b"tmpfs":
+                    raise rootfs.unsafe(mount, OSError(errno.EXDEV, ""))
                 return rootfs.Root(fd, self.root.proc, mount).directory(path[len(mount) :] or "/", made)
         return self.root.directory(path, made)
 

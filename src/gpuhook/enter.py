@@ -195,18 +195,12 @@ def open_root(path: str, proc: int) -> rootfs.Root:
     A mount made below a shared one appears on the host and outlives the container (toolkit issue 697).
     """
     root = rootfs.Root.at(path or "/", proc)
-    number = _mount_id(root.fd, proc)
     here = posix.readlink(f"self/fd/{root.fd}", dir_fd=proc)
     if here == "/":
         raise GpuhookError("rootfs-unsafe", "the container's root is the host's", "give root.path a directory")
-    for line in linux.read_file("self/mountinfo", 16 << 20, proc).splitlines():
-        fields = line.split(b" ")
-        if fields[0] != number:
-            continue
-        if _unescaped(fields[4]) != here.encode("utf-8", "surrogateescape"):
-            break
-        optional = fields[6 : fields.index(b"-")]
-        if any(tag.startswith(b"shared:") for tag in optional):
+    fields = rootfs.mount_of(root.fd, proc)
+    if fields and _unescaped(fields[4]) == here.encode("utf-8", "surrogateescape"):
+        if any(tag.startswith(b"shared:") for tag in fields[6 : fields.index(b"-")]):
             raise GpuhookError(
                 "rootfs-shared",
                 f"the container's root {path} is a shared mount: what is mounted in it would appear on the host",
@@ -218,13 +212,6 @@ def open_root(path: str, proc: int) -> rootfs.Root:
         f"the container's root {path} is no mount point of its own",
         "call gpuhook-hook at the prestart or createRuntime stage",
     )
-
-
-def _mount_id(fd: int, proc: int) -> bytes:
-    for line in linux.read_file(f"self/fdinfo/{fd}", 4096, proc).splitlines():
-        if line.startswith(b"mnt_id:"):
-            return line[7:].strip()
-    return b""
 
 
 def _unescaped(text: bytes) -> bytes:

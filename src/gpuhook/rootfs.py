@@ -271,6 +271,18 @@ def entry(dir_fd: int, name: str) -> int:
     return linux.openat2(dir_fd, name, linux.O_PATH | linux.O_NOFOLLOW, resolve)
 
 
+def mount_of(fd: int, proc: int) -> "list[bytes]":
+    """The fields of the line of mountinfo (proc(5)) that describes the mount an object lies on; empty for none."""
+    number = b""
+    for line in linux.read_file(f"self/fdinfo/{fd}", 4096, proc).splitlines():
+        if line.startswith(b"mnt_id:"):
+            number = line[7:].strip() + b" "
+    for line in linux.read_file("self/mountinfo", 16 << 20, proc).splitlines():
+        if number and line.startswith(number):
+            return line.split(b" ")
+    return []
+
+
 def unsafe(what: str, error: OSError) -> GpuhookError:
     """The error for something in a container's root that can't be used as it is."""
     code = error.errno

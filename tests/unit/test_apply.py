@@ -316,6 +316,26 @@ def test_a_tmpfs_that_the_spec_does_not_name_is_a_volume(start: Start, host: Pat
     assert "another mount" in warning
 
 
+def test_a_volume_in_place_of_a_fresh_tmpfs_stays_as_it_is(
+    start: Start, host: Path, root: Path, tmp_path: Path
+) -> None:
+    """The image's /run leads to where the user has a volume: the spec's tmpfs lies below that."""
+    (root / "run").rmdir()
+    (root / "run").symlink_to("/data")
+    (root / "data").mkdir()
+    volume = tmp_path / "volume"
+    volume.mkdir()
+
+    def setup() -> None:
+        sandbox.mount("tmpfs", root / "data", "tmpfs")
+        sandbox.bind(volume, root / "data")
+
+    step = Bind(SOCKET, SOCKET, "socket", optional=True)
+    (warning,) = done(start(setup), host, step, others=(SOCKET,), tmpfs=("/run",))
+    assert "another mount" in warning
+    assert os.listdir(volume) == []
+
+
 @pytest.mark.parametrize("exists", [True, False], ids=["mount point there", "mount point missing"])
 def test_a_read_only_root(start: Start, host: Path, root: Path, exists: bool) -> None:
     """What is there is covered; what is missing can't be made, and the start is refused with the reason."""
