@@ -45,9 +45,11 @@ def decide(container: Container, config: Config, prefix: str) -> Grant | None:
         request=asked,
         record=known,
         gpus=gpus,
-        nodes=nodes.control(config, asked.capabilities) + nodes.of_gpus(config, gpus),
+        nodes=nodes.control(config, asked.capabilities)
+        + nodes.of_gpus(config, gpus)
+        + nodes.beside(config, asked.mig, asked.channels),
         compat=compat_allowed(config, gpus),
-        warnings=asked.warnings + devices.left_out(asked, known.gpus) + warnings,
+        warnings=asked.warnings + devices.left_out(asked, known.gpus) + devices.renumbered(asked, gpus) + warnings,
     )
 
 

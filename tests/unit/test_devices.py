@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from gpuhook import devices
 from gpuhook.errors import GpuhookError
-from gpuhook.model import Gpu, Request, replace
+from gpuhook.model import Gpu, Mig, Request, replace
 
 V = "NVIDIA_VISIBLE_DEVICES"
 
@@ -119,20 +119,163 @@ def test_what_does_not_exist_is_answered_by_what_does(token: str) -> None:
     assert error.hint.count("\nGPU ") == 3
 
 
+# --- MIG ----------------------------------------------------------------------------------------------------------
+
+PARENT = "GPU-b8ea3855-276c-c9cb-b366-c6fa655957c5"
+MIGS = (
+    Mig(0, "MIG-7b7c4a6e-1d9e-5b1c-9f5a-0a1b2c3d4e5f", 1, 0, 12, 13),
+    Mig(1, "MIG-7b7c0000-1d9e-5b1c-9f5a-0a1b2c3d4e5f", 2, 0, 21, 22),
+    Mig(3, "MIG-aaaa0000-1d9e-5b1c-9f5a-0a1b2c3d4e5f", 2, 10, 21, 32),
+)
+# A host with a GPU in MIG mode, a whole one, and one in MIG mode that has no MIG device. Its ids are R27's.
+MIXED = (
+    replace(gpu(0, PARENT, 0, "00000000:0b:00.0"), mig=True, migs=MIGS),
+    gpu(1, "GPU-11111111-0000-0000-0000-000000000000", 1, "00000000:0c:00.0"),
+    replace(gpu(2, "GPU-22222222-0000-0000-0000-000000000000", 2, "00000000:0d:00.0"), mig=True),
+)
+OLD_NAMES = (replace(MIXED[0], migs=(replace(MIGS[0], uuid=f"MIG-{PARENT}/1/0"),)),)
+PLACES = {mig.uuid: f"0:{mig.index}" for mig in MIGS}
+
+
+def places(request: Request, host: tuple[Gpu, ...] = MIXED) -> list[str]:
+    """What was chosen, as `index` of a GPU or `index:index` of a MIG device."""
+    found = devices.select(request, host)
+    for one in found:
+        assert (one.minor, one.bus_id, one.brand) == (one.index, f"00000000:0{'bcd'[one.index]}:00.0", "tesla")
+        assert not one.migs or one.migs[0].uuid == one.uuid
+    return [f"{one.index}:{one.migs[0].index}" if one.migs else str(one.index) for one in found]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        (("0:0",), ["0:0"]),
+        (("0:3", "0:0"), ["0:3", "0:0"]),
+        ((MIGS[0].uuid,), ["0:0"]),
+        ((MIGS[0].uuid.upper(),), ["0:0"]),
+        (("MIG-7b7c4",), ["0:0"]),
+        (("MIG-aa",), ["0:3"]),
+        ((f"MIG-{PARENT}/1/0",), ["0:0"]),
+        ((f"mig-{PARENT.lower()}/2/0",), ["0:1"]),
+        ((f"MIG-{PARENT}/2/10",), ["0:3"]),
+        (("0:0", MIGS[0].uuid, f"MIG-{PARENT}/1/0", "0:0"), ["0:0"]),
+        (("1", "0:1"), ["1", "0:1"]),
+        (("all",), ["0:0", "0:1", "0:3", "1"]),
+    ],
+)
+def test_mig_devices_are_chosen(tokens: tuple[str, ...], expected: list[str]) -> None:
+    """R27: the new id, the old one, the index form, beginnings; and `all` on a mixed machine."""
+    assert places(ask(*tokens)) == expected
+    devices.check(ask(*tokens))
+
+
+def test_the_old_id_is_the_one_that_an_old_driver_says() -> None:
+    assert places(ask(f"MIG-{PARENT}/1/0"), OLD_NAMES) == ["0:0"]
+    assert places(ask("0:0"), OLD_NAMES) == ["0:0"]
+
+
 @pytest.mark.parametrize(
     "token",
     [
-        "MIG-GPU-b8ea3855-276c-c9cb-b366-c6fa655957c5/1/0",
-        "MIG-7b7c4a6e-1d9e-5b1c-9f5a-0a1b2c3d4e5f",
-        "0:0",
-        "MIG-xx",
+        "MIG-7b7c4a6e-1d9e-5b1c-9f5a-0a1b2c3d4e5e",
+        f"MIG-{PARENT}/1/1",
+        f"MIG-{PARENT}/2/1",  # is the beginning of /2/10, and not that
+        "MIG-GPU-00000000/1/0",
+        "0:2",
+        "0:4",
+        "1:0",
+        "2:0",
+        "9:0",
     ],
 )
-def test_mig_devices_are_refused_by_name(token: str) -> None:
-    """R27's ids."""
-    error = refused(token)
-    assert error.reference == "device-unknown"
-    assert "MIG device" in error.message
+def test_a_mig_device_that_does_not_exist_is_answered_by_those_that_do(token: str) -> None:
+    """R27."""
+    error = refused(token, host=MIXED)
+    assert (error.reference, repr(token) in error.message) == ("device-unknown", True)
+    for mig in MIGS:
+        assert f"\n  MIG 0:{mig.index}  {mig.uuid}  MIG-{PARENT}/{mig.gi}/{mig.ci}" in error.hint
+
+
+@pytest.mark.parametrize(
+    "token",
+    ["MIG-", "MIG-xx", "MIG-GPU-", "MIG-1/2/3", "MIG-GPU-1/2", "MIG-GPU-1/2/3/4", "MIG-GPU-1/02/0", "MIG-GPU-1/x/0"],
+)
+def test_a_malformed_mig_device(token: str) -> None:
+    """R27: bad hex is an error that names what there is."""
+    error = refused(token, host=MIXED)
+    assert (error.reference, "no MIG device" in error.message) == ("device-invalid", True)
+    assert MIGS[0].uuid in error.hint
+
+
+@pytest.mark.parametrize("token", ["MIG-7b7c", f"MIG-{PARENT}", "MIG-GPU-b8"])
+def test_an_ambiguous_beginning_of_a_mig_id(token: str) -> None:
+    error = refused(token, host=MIXED)
+    assert error.reference == "device-ambiguous"
+    assert MIGS[0].uuid in error.message
+
+
+@pytest.mark.parametrize("token", ["0", PARENT, "0b:00.0", "2"])
+def test_a_gpu_in_mig_mode_is_not_given_whole(token: str) -> None:
+    error = refused(token, host=MIXED)
+    assert (error.reference, "MIG mode" in error.message) == ("device-unknown", True)
+    assert MIGS[0].uuid in error.hint
+
+
+def test_all_warns_of_a_divided_gpu_without_devices() -> None:
+    (warning,) = devices.left_out(ask("all"), MIXED)
+    assert "GPU 2 " in warning
+    assert "no MIG device" in warning
+    assert devices.left_out(ask("1"), MIXED) == ()
+
+
+RIGHTS = replace(ask("all"), mig=("config",))
+
+
+def test_who_may_divide_gpus_gets_them_whole() -> None:
+    """The MIG devices bring their parent's node; a GPU without any is given itself, to be divided."""
+    assert places(RIGHTS) == ["0:0", "0:1", "0:3", "1", "2"]
+    assert places(replace(RIGHTS, devices=("0", "2"))) == ["0", "2"]
+    assert devices.left_out(RIGHTS, MIXED) == ()
+
+
+@pytest.mark.parametrize("right", ["config", "monitor"])
+@pytest.mark.parametrize("token", ["0:0", "MIG-aa"])
+def test_a_right_over_all_mig_devices_and_a_choice_of_some_exclude_each_other(right: str, token: str) -> None:
+    with pytest.raises(GpuhookError) as caught:
+        devices.select(replace(ask(token), mig=(right,)), MIXED)
+    assert caught.value.reference == "device-invalid"
+    assert f"NVIDIA_MIG_{right.upper()}_DEVICES" in caught.value.message
+    assert repr(token) in caught.value.message
+
+
+# --- CUDA_VISIBLE_DEVICES -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tokens", "visible", "warned"),
+    [
+        (("2",), "2", True),
+        (("2",), "0", False),
+        (("0", "2"), "0,1", False),
+        (("0", "2"), "1, 2", True),
+        (("all",), "2", False),
+        (("all",), "3", True),
+        ((), "0", True),
+        (("2",), "", False),
+        (("2",), "GPU-00c0ffee,-1,NoDevFiles,\uff11", False),
+    ],
+)
+def test_cuda_visible_devices_counts_what_the_container_has(
+    tokens: tuple[str, ...], visible: str, warned: bool
+) -> None:
+    """R39."""
+    request = replace(ask(*tokens), cuda_visible=visible)
+    warnings = devices.renumbered(request, devices.select(request, HOST))
+    assert bool(warnings) == warned
+    assert all("CUDA_VISIBLE_DEVICES" in text and text.isprintable() for text in warnings)
+
+
+# --- ambiguity ----------------------------------------------------------------------------------------------------
 
 
 def test_an_ambiguous_prefix_lists_the_uuids() -> None:
@@ -201,6 +344,7 @@ def test_an_error_describes_16_gpus_at_most() -> None:
 def test_any_tokens_give_gpus_of_the_host_or_an_error_of_ours(tokens: list[str]) -> None:
     try:
         found = devices.select(ask(*tokens), HOST)
+        devices.select(ask(*tokens), MIXED)
     except GpuhookError as error:
         assert error.message.isprintable()
         return

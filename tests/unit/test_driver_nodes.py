@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from gpuhook.config import Config
-from gpuhook.driver import nodes
+from gpuhook.driver import key, nodes
 from gpuhook.errors import GpuhookError
-from gpuhook.model import Gpu, Node
+from gpuhook.model import Gpu, Mig, Node, replace
 
 MAJOR, UVM, CAPS = 195, 509, 238
 
@@ -19,6 +19,7 @@ DEVICES = """Character devices:
 {core}
 {uvm}
 238 nvidia-caps
+239 nvidia-caps-imex-channels
 300 notnvidia
 
 Block devices:
@@ -202,3 +203,84 @@ def test_simulated_driver(sim_driver: Path) -> None:
     config = Config(dev_root=root, proc_root=root)
     assert len(nodes.control(config, ("compute", "graphics"))) == 4
     assert len(nodes.of_gpus(config, (gpu(0, 0), gpu(1, 1)))) == 2
+
+
+# --- MIG and IMEX -------------------------------------------------------------------------------------------------
+
+MIG = Mig(0, "MIG-1", 1, 0, 12, 13)
+TABLE = "config 1\nmonitor 2\ngpu0/gi1/access 12\ngpu0/gi1/ci0/access 13\nfabric-imex-mgmt x\n"
+
+
+@pytest.fixture
+def mig_host(host: Callable[..., Config], folder: Path) -> Config:
+    """A host with the nodes of one MIG device, of both rights, and of an IMEX channel."""
+    config = host()
+    (folder / "dev/nvidia-caps").mkdir()
+    (folder / "dev/nvidia-caps-imex-channels").mkdir()
+    (folder / "proc/driver/nvidia-caps").mkdir(parents=True)
+    (folder / "proc/driver/nvidia-caps/mig-minors").write_text(TABLE)
+    for minor in (1, 2, 12, 13):
+        node(folder / f"dev/nvidia-caps/nvidia-cap{minor}", CAPS, minor, 0o444)
+    node(folder / "dev/nvidia-caps-imex-channels/channel7", CAPS + 1, 7)
+    return config
+
+
+def parts(*migs: Mig) -> tuple[Gpu, ...]:
+    return tuple(replace(gpu(0, 0), mig=True, uuid=mig.uuid, migs=(mig,)) for mig in migs)
+
+
+def test_a_mig_device_has_its_parents_node_and_two_capabilities(mig_host: Config) -> None:
+    found = nodes.of_gpus(mig_host, parts(MIG))
+    assert [(item.path, item.major, item.minor, item.mode) for item in found] == [
+        ("/dev/nvidia0", MAJOR, 0, 0o666),
+        ("/dev/nvidia-caps/nvidia-cap12", CAPS, 12, 0o444),
+        ("/dev/nvidia-caps/nvidia-cap13", CAPS, 13, 0o444),
+    ]
+
+
+def test_what_two_mig_devices_share_comes_once(mig_host: Config, folder: Path) -> None:
+    node(folder / "dev/nvidia-caps/nvidia-cap14", CAPS, 14)
+    found = nodes.of_gpus(mig_host, parts(MIG, replace(MIG, index=1, ci=1, ci_minor=14)))
+    assert [item.minor for item in found] == [0, 12, 13, 14]
+
+
+def test_rights_and_channels(mig_host: Config) -> None:
+    paths = [item.path for item in nodes.beside(mig_host, ("config", "monitor"), (7,))]
+    assert paths == [
+        "/dev/nvidia-caps/nvidia-cap1",
+        "/dev/nvidia-caps/nvidia-cap2",
+        "/dev/nvidia-caps-imex-channels/channel7",
+    ]
+    assert nodes.beside(mig_host, (), ()) == ()
+
+
+def test_what_has_no_capability_or_no_node_is_named(mig_host: Config, folder: Path) -> None:
+    def told(call: Callable[[], object]) -> GpuhookError:
+        with pytest.raises(GpuhookError) as caught:
+            call()
+        assert caught.value.reference == "node-missing"
+        return caught.value
+
+    assert "MIG device 0:0 (MIG-1)" in told(lambda: nodes.of_gpus(mig_host, parts(replace(MIG, gi_minor=-1)))).message
+    assert "nvidia-cap99 is missing" in told(lambda: nodes.of_gpus(mig_host, parts(replace(MIG, ci_minor=99)))).message
+    assert "channel8 is missing" in told(lambda: nodes.beside(mig_host, (), (8,))).message
+    (folder / "proc/driver/nvidia-caps/mig-minors").unlink()
+    assert "mig/config has no capability" in told(lambda: nodes.beside(mig_host, ("config",), ())).message
+    node(folder / "dev/nvidia-caps/nvidia-cap12", MAJOR, 12)
+    assert "gives nvidia-caps the major 238" in told(lambda: nodes.of_gpus(mig_host, parts(MIG))).message
+
+
+@pytest.mark.parametrize(
+    ("name", "minor"),
+    [
+        ("config", 1),
+        ("gpu0/gi1/access", 12),
+        ("gpu0/gi1/ci0/access", 13),
+        ("gpu0/gi1", -1),
+        ("i1/access", -1),
+        ("gpu1/gi1/access", -1),
+        ("fabric-imex-mgmt", -1),
+    ],
+)
+def test_the_table_of_capabilities(name: str, minor: int) -> None:
+    assert key.cap_minor("\n" + TABLE, name) == minor

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pynvml
 import pytest
 
 from gpuhook import sim
@@ -20,7 +21,7 @@ from gpuhook.driver import helper, nvml
 from gpuhook.driver.discover import discover
 from gpuhook.driver.tree import file_id
 from gpuhook.errors import GpuhookError
-from gpuhook.model import DriverFile, Gpu
+from gpuhook.model import DriverFile, Gpu, Mig
 from gpuhook.sim import BRANDS
 from tests.unit.driver_support import config_of, copy_of
 
@@ -255,6 +256,8 @@ GPU = {
     "brand": "tesla",
     "arch": [9, 0],
     "error": "",
+    "mig": False,
+    "migs": [],
 }
 
 
@@ -270,6 +273,46 @@ def test_answer() -> None:
     assert read(answer_with()) == nvml.Answer(
         "1.2", (12, 2), (Gpu(0, "GPU-1", 3, "0000000a:0b:00.0", "N", "tesla", (9, 0), ""),)
     )
+
+
+def test_answer_of_a_divided_gpu() -> None:
+    (found,) = read(answer_with(mig=True, migs=[[0, "MIG-1\x1b", 1, 0], [5, "MIG-2", 2, 3]])).gpus
+    assert (found.mig, found.migs) == (True, (Mig(0, "MIG-1", 1, 0), Mig(5, "MIG-2", 2, 3)))
+    (found,) = read(answer_with(mig=True)).gpus
+    assert (found.mig, found.migs) == (True, ())
+
+
+def test_the_helper_asks_for_mig_devices(sim_driver: Path, folder: Path) -> None:
+    """Of the GPU that is divided, as nobody; places without a device are passed over."""
+    driver = copy_of(sim_driver, folder / "own")
+    sim.set_mig(driver, ["1=1/0,2/3"])
+    whole, divided = ask(config_of(driver)).gpus
+    assert (whole.mig, whole.migs) == (False, ())
+    assert (divided.mig, [(mig.index, mig.gi, mig.ci) for mig in divided.migs]) == (True, [(0, 1, 0), (1, 2, 3)])
+    assert all(mig.uuid.startswith("MIG-") for mig in divided.migs)
+
+
+@pytest.mark.parametrize(
+    ("error", "told"), [(pynvml.NVML_ERROR_NOT_SUPPORTED, ""), (pynvml.NVML_ERROR_UNKNOWN, "Unknown Error")]
+)
+def test_a_mode_that_nvml_does_not_tell(error: int, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU without MIG has no mode; another error is the GPU's."""
+
+    class Nvml:
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith(("NVML", "nvmlE")):
+                return getattr(pynvml, name)
+            if name == "nvmlDeviceGetMigMode":
+                return self.refuse
+            return lambda *_: 0
+
+        def refuse(self, _: object) -> None:
+            raise pynvml.NVMLError(error)
+
+    monkeypatch.setattr(helper, "bus_id", lambda _: "")
+    monkeypatch.setattr(helper, "list", lambda _: [9, 0], raising=False)
+    found = helper.ask_gpu(Nvml(), 0)
+    assert (found["mig"], found["migs"], found["error"]) == (False, [], told)
 
 
 @pytest.mark.parametrize(
@@ -310,6 +353,10 @@ BAD_ANSWERS: dict[str, object] = {
     "minor-is-below": answer_with(minor=-2),
     "uuid-is-null": answer_with(uuid=None),
     "arch-is-text": answer_with(arch="90"),
+    "mig-is-short": answer_with(mig=True, migs=[[0, "MIG-1", 1]]),
+    "mig-instance-is-text": answer_with(mig=True, migs=[[0, "MIG-1", "1", 0]]),
+    "mig-index-is-huge": answer_with(mig=True, migs=[[64, "MIG-1", 1, 0]]),
+    "migs-is-number": answer_with(mig=True, migs=1),
     "list": [],
     "null": None,
 }

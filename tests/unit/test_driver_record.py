@@ -260,6 +260,8 @@ CHANGES: dict[str, Callable[[Path], object]] = {
     "binary-replaced": lambda root: (root / "usr/bin/nvidia-smi").touch(),
     "firmware-removed": lambda root: (root / "usr/lib/firmware/nvidia/580.95.05/gsp_ga10x.bin").unlink(),
     "gpu-added": lambda root: (root / "proc/driver/nvidia/gpus/0000:0d:00.0").mkdir(),
+    "mig-mode-on": lambda root: sim.set_mig(root, ["0="]),
+    "mig-devices-made": lambda root: sim.set_mig(root, ["1=1/0"]),
     "mig-instance-made": lambda root: (root / "proc/driver/nvidia/capabilities/gpu0/mig/gi1").mkdir(parents=True),
     "module-rebuilt": lambda root: (root / "sys/module/nvidia/srcversion").write_text("ABCDEF\n"),
     "major-changed": lambda root: append(root / "proc/devices", "511 nvidia-uvm\n"),
@@ -277,6 +279,48 @@ def test_change_is_noticed_at_the_next_load(
     assert record.peek(config, prefix) is None
     assert record.load(config, prefix).id != first.id
     assert sim.init_count(driver) == 2
+
+
+def test_mig_devices_are_in_the_record_with_their_capabilities(own_driver: CopyDriver, prefix: str) -> None:
+    """Minors of the nodes are the kernel module's, which counts GPUs by their minor."""
+    driver = own_driver()
+    sim.set_mig(driver, ["1=1/0,3/2"])
+    config = config_of(driver)
+    made = record.load(config, prefix)
+    assert [(gpu.mig, len(gpu.migs)) for gpu in made.gpus] == [(False, 0), (True, 2)]
+    access = driver / "proc/driver/nvidia/capabilities/gpu1/mig"
+    for mig in made.gpus[1].migs:
+        for folder, minor in ((f"gi{mig.gi}", mig.gi_minor), (f"gi{mig.gi}/ci{mig.ci}", mig.ci_minor)):
+            assert (access / folder / "access").read_text().startswith(f"DeviceFileMinor: {minor}\n")
+    assert record.load(config, prefix) == made
+    assert sim.init_count(driver) == 1
+
+
+MIG_CHANGES: dict[str, Callable[[Path], object]] = {
+    "none": lambda _: None,
+    "another-instance": lambda root: sim.set_mig(root, ["1=1/0,2/0"]),
+    "another-compute-instance": lambda root: sim.set_mig(root, ["1=1/1"]),
+    "no-instance": lambda root: sim.set_mig(root, ["1="]),
+    "mode-off": lambda root: sim.set_mig(root, []),
+    "other-gpu": lambda root: sim.set_mig(root, ["0=1/0"]),
+    "other-minors": lambda root: (root / MINORS).write_text(
+        (root / MINORS).read_text().replace("access 147", "access 7")
+    ),
+    "minors-gone": lambda root: (root / MINORS).unlink(),
+}
+MINORS = "proc/driver/nvidia-caps/mig-minors"
+
+
+@pytest.mark.parametrize("change", MIG_CHANGES)
+def test_a_change_of_mig_is_noticed_at_the_next_load(change: str, own_driver: CopyDriver, prefix: str) -> None:
+    driver = own_driver()
+    sim.set_mig(driver, ["1=1/0"])
+    config = config_of(driver)
+    first = record.load(config, prefix)
+    assert first.gpus[1].migs[0].gi_minor == 147
+    MIG_CHANGES[change](driver)
+    assert (record.peek(config, prefix) is None) == (change != "none")
+    assert (record.load(config, prefix).id != first.id) == (change != "none")
 
 
 SAME_DRIVER: dict[str, Callable[[Path], object]] = {

@@ -178,6 +178,72 @@ def test_no_cuda_call(tree: Path) -> None:
     assert (told["cuda"], told["cuda_v2"], told["driver"]) == ({"error": 13}, {"error": 13}, V)
 
 
+MIGS = """
+gpus = []
+for index in range(n.nvmlDeviceGetCount()):
+    gpu = n.nvmlDeviceGetHandleByIndex(index)
+    migs = []
+    for place in range(n.nvmlDeviceGetMaxMigDeviceCount(gpu)):
+        mig = ask(n.nvmlDeviceGetMigDeviceHandleByIndex, gpu, place)
+        if isinstance(mig, dict):
+            continue
+        assert n.nvmlDeviceIsMigDeviceHandle(mig).value == 1
+        parent = n.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(mig)
+        assert n.nvmlDeviceGetIndex(parent) == index
+        uuid = n.nvmlDeviceGetUUID(mig)
+        assert n.nvmlDeviceGetUUID(n.nvmlDeviceGetHandleByUUID(uuid)) == uuid
+        migs.append([place, n.nvmlDeviceGetGpuInstanceId(mig), n.nvmlDeviceGetComputeInstanceId(mig), uuid])
+    gpus.append({
+        "mode": ask(n.nvmlDeviceGetMigMode, gpu), "migs": migs,
+        "not": [ask(n.nvmlDeviceGetGpuInstanceId, gpu), n.nvmlDeviceIsMigDeviceHandle(gpu).value],
+    })
+print(json.dumps({"gpus": gpus}))
+"""
+
+
+def read_migs(library: Path) -> list[dict[str, Any]]:
+    words = [sys.executable, "-c", READER[: READER.index("gpus = []")] + MIGS, str(library)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done
+    found: list[dict[str, Any]] = json.loads(done.stdout)["gpus"]
+    return found
+
+
+def test_mig_devices(tree: Path) -> None:
+    """Handles of their own, found by place and by UUID, that lead back to their GPU; divided anew and made whole."""
+    library = tree / LIB / "libnvidia-ml.so.1"
+    sim.set_mig(tree, ["1=2/0,1/0,1/1"])
+    whole, divided = read_migs(library)
+    assert whole == {"mode": [0, 0], "migs": [], "not": [{"error": 2}, 0]}
+    assert (divided["mode"], divided["not"]) == ([1, 1], [{"error": 2}, 0])
+    assert [row[:3] for row in divided["migs"]] == [[0, 1, 0], [1, 1, 1], [2, 2, 0]]
+    assert len({row[3] for row in divided["migs"]}) == 3
+    nodes = tree / "dev/nvidia-caps"
+    listed = dict(
+        line.rsplit(" ", 1) for line in (tree / "proc/driver/nvidia-caps/mig-minors").read_text().splitlines()
+    )
+    for path in ("gi1/access", "gi1/ci0/access", "gi1/ci1/access", "gi2/access", "gi2/ci0/access"):
+        assert (nodes / f"nvidia-cap{listed['gpu1/' + path]}").is_char_device()
+        text = (tree / "proc/driver/nvidia/capabilities/gpu1/mig" / path).read_text()
+        assert text.startswith(f"DeviceFileMinor: {listed['gpu1/' + path]}\n")
+    assert len(list(nodes.iterdir())) == 7, "and config and monitor"
+    sim.set_fault(tree, "slow=1")
+    assert [row[:3] for row in read_migs(library)[1]["migs"]] == [[0, 1, 0], [1, 1, 1], [2, 2, 0]], "a fault keeps them"
+    sim.set_mig(tree, ["0="])
+    assert [gpu["mode"] for gpu in read_migs(library)] == [[1, 1], [0, 0]]
+    assert sorted(path.name for path in nodes.iterdir()) == ["nvidia-cap1", "nvidia-cap2"]
+    sim.set_mig(tree, [])
+    assert [gpu["mode"] for gpu in read_migs(library)] == [[0, 0], [0, 0]]
+    assert not nodes.exists()
+
+
+def test_an_old_driver_makes_mig_ids_of_the_gpus(tmp_path: Path) -> None:
+    """R27: before 470."""
+    sim.create(tmp_path / "d", sim.SimOptions(driver="460.91.03", cuda="11.2", gpus=1, mig=("0=1/0",)))
+    ((_, gi, ci, name),) = read_migs(tmp_path / "d" / LIB / "libnvidia-ml.so.1")[0]["migs"]
+    assert name == f"MIG-{check(sim.SimOptions(gpus=1))[0].uuid}/{gi}/{ci}"
+
+
 def test_slow(tree: Path) -> None:
     """Initialisation takes the time it was told to take."""
     sim.set_fault(tree, "slow=700")
@@ -228,8 +294,10 @@ def test_count_and_state_follow_a_moved_tree(tree: Path) -> None:
     ("line", "names"),
     [
         ("fault = melted", "--fault 'melted'"),
-        ("gpu = x", "sim/nvml.conf line 13 'gpu = x'"),
-        ("colour = red", "line 13"),
+        ("gpu = x", "sim/nvml.conf line 15 'gpu = x'"),
+        ("colour = red", "line 15"),
+        ("mig = 0", "line 15"),
+        ("mig = x", "line 15"),
     ],
 )
 def test_conf_that_is_not_understood_is_named(tree: Path, line: str, names: str) -> None:

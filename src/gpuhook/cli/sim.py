@@ -31,6 +31,7 @@ Examples:
   gpuhook sim create /tmp/driver
   gpuhook sim create /tmp/old --gpus 1 --driver 535.161.08 --cuda 12.2 --brand geforce \\
       --model "NVIDIA GeForce RTX 4090" --arch 8.9 --layout fedora
+  gpuhook sim create /tmp/divided --mig 0=1/0,2/0
   gpuhook sim create /tmp/broken --fault gpu-lost=1 --fault slow=300
 """
 )
@@ -42,6 +43,7 @@ Examples:
 @click.option("--model", default=_DEFAULTS.model, show_default=True, help="Name of the GPUs.")
 @click.option("--arch", default=_DEFAULTS.arch, show_default=True, help="Compute capability of the GPUs.")
 @click.option("--layout", default=_DEFAULTS.layout, show_default=True, help="Where libraries lie: see list-layouts.")
+@click.option("--mig", multiple=True, metavar="GPU=GI/CI,...", help="Divide a GPU into MIG devices (repeatable).")
 @click.option("--fault", "faults", multiple=True, help="What is wrong with the driver (repeatable): see below.")
 def create(directory: Path, faults: tuple[str, ...], **options: Any) -> None:
     """Make DIR, which must not exist or be empty, the root of a host with a simulated driver."""
@@ -72,6 +74,15 @@ def fault(directory: Path, fault: str) -> None:
     """Let the simulated driver in DIR fail from now on: FAULT is `none` or a comma list."""
     simulator.set_fault(directory, fault)
     click.echo(f"{directory}: fault {fault}")
+
+
+@sim.command(epilog="\b\nExamples:\n  gpuhook sim mig /tmp/driver 0=1/0,2/0\n  gpuhook sim mig /tmp/driver\n")
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("mig", metavar="[GPU=GI/CI,...]...", nargs=-1)
+def mig(directory: Path, mig: tuple[str, ...]) -> None:
+    """Divide the GPUs of the simulated driver in DIR anew; those that are not named are whole."""
+    simulator.set_mig(directory, mig)
+    click.echo(f"{directory}: {' '.join(mig) or 'no MIG devices'}")
 
 
 @sim.command("list-layouts", epilog="\b\nExample:\n  gpuhook sim list-layouts\n")

@@ -157,6 +157,8 @@ def ask_gpu(nvml: "Any", index: int) -> "dict[str, Any]":
         "brand": "",
         "arch": [],
         "error": "",
+        "mig": False,
+        "migs": [],
     }
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
@@ -178,7 +180,28 @@ def ask_gpu(nvml: "Any", index: int) -> "dict[str, Any]":
             absent = error.value in (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_FUNCTION_NOT_FOUND)
             if name in vital or not absent:
                 gpu["error"] = gpu["error"] or str(error)
+    try:
+        gpu["mig"] = bool(nvml.nvmlDeviceGetMigMode(handle)[0])
+        gpu["migs"] = ask_migs(nvml, handle) if gpu["mig"] else []
+    except nvml.NVMLError as error:
+        if error.value not in (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_FUNCTION_NOT_FOUND):
+            gpu["error"] = gpu["error"] or str(error)
     return gpu
+
+
+def ask_migs(nvml: "Any", gpu: "Any") -> "list[list[Any]]":
+    """The MIG devices of a GPU that is divided: index, UUID, GPU instance, compute instance."""
+    found = []
+    for index in range(min(nvml.nvmlDeviceGetMaxMigDeviceCount(gpu), 64)):
+        try:
+            mig = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, index)
+        except nvml.NVMLError as error:
+            if error.value in (nvml.NVML_ERROR_NOT_FOUND, nvml.NVML_ERROR_INVALID_ARGUMENT):
+                continue  # a place without a device
+            raise
+        ids = nvml.nvmlDeviceGetGpuInstanceId(mig), nvml.nvmlDeviceGetComputeInstanceId(mig)
+        found.append([index, nvml.nvmlDeviceGetUUID(mig), *ids])
+    return found
 
 
 def bus_id(pci: "Any") -> str:

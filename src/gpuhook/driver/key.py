@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gpuhook.model import JSON
 
 _LIMIT = 64 * 1024  # bytes of any of these files
+_MINORS_LIMIT = 1 << 20  # bytes of mig-minors, which lists what 32 GPUs could have: 150 KiB
 _MAX_NAMES = 4096
 _DEPTH = 5  # capabilities/gpu0/mig/gi1/ci0
 
@@ -28,6 +29,9 @@ def take(config: "Config", watch: "list[str]") -> "list[JSON]":
 def head(config: "Config") -> "list[JSON]":
     """The part that does not depend on the files: gpuhook, the boot, the configuration, the kernel module, its GPUs."""
     proc, module = _below(config.proc_root, "/proc"), _below(config.sys_root, "/sys/module/nvidia")
+    tree = _tree(proc + "/driver/nvidia/capabilities", _DEPTH)
+    instances = _instances(tree, "")
+    minors = cap_minors(config) if instances else ""
     return [
         __version__,
         _text("/proc/sys/kernel/random/boot_id"),
@@ -37,9 +41,25 @@ def head(config: "Config") -> "list[JSON]":
         _text(module + "/version"),
         _text(module + "/srcversion"),
         list(gpu_names(config)),
-        _tree(proc + "/driver/nvidia/capabilities", _DEPTH),
+        tree,
+        [cap_minor(minors, name + "/access") for name in instances],
         [line for line in _text(proc + "/devices").split("\n") if "nvidia" in line],
     ]
+
+
+def cap_minors(config: "Config") -> str:
+    """The kernel module's table of MIG's capabilities and the minors of their nodes; empty where it has none."""
+    return "\n" + _text(_below(config.proc_root, "/proc/driver/nvidia-caps/mig-minors"), _MINORS_LIMIT)
+
+
+def cap_minor(table: str, name: str) -> int:
+    """The minor of a capability (`config`, `gpu0/gi1/access`, `gpu0/gi1/ci0/access`) in such a table, or -1.
+
+    Looked for as text: the table has thousands of lines, of which a start needs two.
+    """
+    at = table.find(f"\n{name} ")
+    text = table[at + len(name) + 2 : at + len(name) + 14].partition("\n")[0].strip() if at >= 0 else ""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 8 else -1
 
 
 def gpu_names(config: "Config") -> tuple[str, ...]:
@@ -71,9 +91,9 @@ def _below(root: str, path: str) -> str:
     return path if root == "/" else root.rstrip("/") + path
 
 
-def _text(path: str) -> str:
+def _text(path: str, limit: int = _LIMIT) -> str:
     try:
-        return linux.read_file(path, _LIMIT).decode("utf-8", "surrogateescape")
+        return linux.read_file(path, limit).decode("utf-8", "surrogateescape")
     except OSError:
         return ""
 
@@ -94,4 +114,18 @@ def _tree(directory: str, depth: int) -> "list[JSON]":
             below = _tree(f"{directory}/{name}", depth - 1)
             if below:
                 found.append(below)
+    return found
+
+
+def _instances(tree: "list[JSON]", path: str) -> list[str]:
+    """The MIG instances in such a tree, as the table of minors calls them: `gpu0/gi1`, `gpu0/gi1/ci0`."""
+    found: list[str] = []
+    name = ""
+    for item in tree:
+        if isinstance(item, list):
+            found += _instances(item, path if name == "mig" else f"{path}{name}/")
+        elif isinstance(item, str):
+            name = item
+            if name.startswith(("gi", "ci")):
+                found.append(path + name)
     return found

@@ -10,19 +10,24 @@ import posix
 from _stat import S_IFMT, S_IMODE, S_ISBLK, S_ISCHR, S_ISDIR, S_ISLNK
 
 from gpuhook import linux
+from gpuhook.driver import key
 from gpuhook.errors import GpuhookError
 from gpuhook.model import Node
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpuhook.config import Config
-    from gpuhook.model import Gpu
+    from gpuhook.model import Gpu, Mig
 
 _LIMIT = 64 * 1024  # bytes of /proc/devices
 _CORE = ("nvidia", "nvidia-frontend", "nvidiactl")  # the kernel module's names for its major, by its age
 _UVM = ("nvidia-uvm",)
+_CAPS = ("nvidia-caps",)
+_IMEX = ("nvidia-caps-imex-channels",)
 _MODESET = ("nvidia-modeset", "nvidia", "nvidia-frontend")
 _MAKE_CORE = "run `nvidia-modprobe -c 0` as root (or nvidia-smi, which makes the nodes too)"
+_MAKE_CAP = "run `nvidia-smi -L` as root, which makes the nodes of all MIG devices"
+_MAKE_IMEX = "make it by `mknod`: its major is that of nvidia-caps-imex-channels in /proc/devices, its minor the number"
 _MAKE_UVM = "run `modprobe nvidia-uvm` and `nvidia-modprobe -c 0 -u` as root; nvidia-persistenced does so at boot"
 
 
@@ -43,7 +48,10 @@ def control(config: "Config", capabilities: "tuple[str, ...]") -> tuple[Node, ..
 
 
 def of_gpus(config: "Config", gpus: "tuple[Gpu, ...]") -> tuple[Node, ...]:
-    """The node of each GPU, in order. Raises node-missing, and device-lost for a GPU whose minor NVML did not tell."""
+    """The nodes of what was granted, in order: of each GPU one, of each MIG device its parent's and its capabilities.
+
+    Raises node-missing, and device-lost for a GPU whose minor NVML did not tell.
+    """
     majors = _majors(config)
     nodes = []
     for gpu in gpus:
@@ -55,7 +63,36 @@ def of_gpus(config: "Config", gpus: "tuple[Gpu, ...]") -> tuple[Node, ...]:
                 "look for NVRM and Xid lines in dmesg; a reset of the GPU or a reboot brings it back",
             )
         nodes.append(_node(config, majors, f"nvidia{gpu.minor}", _CORE, _MAKE_CORE.replace(" 0`", f" {gpu.minor}`")))
+        for mig in gpu.migs:
+            nodes += [_capability(config, majors, minor, _named(gpu, mig)) for minor in (mig.gi_minor, mig.ci_minor)]
+    return tuple(dict.fromkeys(nodes))
+
+
+def beside(config: "Config", rights: "tuple[str, ...]", channels: "tuple[int, ...]") -> tuple[Node, ...]:
+    """The nodes of rights over all MIG devices (`config`, `monitor`) and of IMEX channels. Raises node-missing."""
+    if not rights and not channels:
+        return ()
+    majors = _majors(config)
+    table = key.cap_minors(config) if rights else ""
+    nodes = [_capability(config, majors, key.cap_minor(table, right), f"the right mig/{right}") for right in rights]
+    nodes += [_node(config, majors, f"nvidia-caps-imex-channels/channel{n}", _IMEX, _MAKE_IMEX) for n in channels]
     return tuple(nodes)
+
+
+def _capability(config: "Config", majors: "dict[str, list[int]]", minor: int, what: str) -> Node:
+    """The node of a capability, by its minor in the kernel module's table."""
+    if minor < 0:
+        table = config.proc_root.rstrip("/") + "/proc/driver/nvidia-caps/mig-minors"
+        raise GpuhookError(
+            "node-missing",
+            f"{what} has no capability: {table} has no line of it",
+            "MIG takes driver 450 or newer, with its module nvidia-caps loaded; look for NVRM lines in dmesg",
+        )
+    return _node(config, majors, f"nvidia-caps/nvidia-cap{minor}", _CAPS, _MAKE_CAP)
+
+
+def _named(gpu: "Gpu", mig: "Mig") -> str:
+    return f"the MIG device {gpu.index}:{mig.index} ({mig.uuid})"
 
 
 def _node(config: "Config", majors: "dict[str, list[int]]", name: str, drivers: tuple[str, ...], hint: str) -> Node:

@@ -22,7 +22,7 @@ from typing import Any
 from gpuhook.config import Config
 from gpuhook.driver.tree import file_id
 from gpuhook.errors import GpuhookError
-from gpuhook.model import DriverFile, Gpu
+from gpuhook.model import DriverFile, Gpu, Mig
 
 _HELPER = Path(__file__).with_name("helper.py")
 _PIPE = 3  # the helper's side of the pipe, as helper.py has it
@@ -293,7 +293,13 @@ def _gpu(row: dict[str, Any]) -> Gpu:
         _clean(row["brand"]).lower(),
         tuple(_number(part, 0, 999) for part in row["arch"][:2]),
         _clean(row["error"]),
+        row["mig"] is True,
+        tuple(_mig(*item) for item in row["migs"][:64]),
     )
+
+
+def _mig(index: object, uuid: object, gi: object, ci: object) -> Mig:
+    return Mig(_number(index, 0, 63), _clean(uuid), _number(gi, 0, 4095), _number(ci, 0, 4095))
 
 
 def _number(item: object, low: int, high: int) -> int:

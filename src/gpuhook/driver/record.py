@@ -15,7 +15,7 @@ from gpuhook import jsonio, linux
 from gpuhook.config import paths, trusted
 from gpuhook.driver import key
 from gpuhook.errors import EXIT_CODES, GpuhookError
-from gpuhook.model import DriverFile, FileId, Gpu, Record, value
+from gpuhook.model import DriverFile, FileId, Gpu, Mig, Record, value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gpuhook.config import Config
     from gpuhook.model import JSON
 
-FORMAT = 1
+FORMAT = 2
 NAME = "driver.json"
 LIMIT = 4 << 20  # bytes; eight GPUs and sixty files take 20 KiB
 ERROR_LIFE = 10.0  # seconds that an error is believed
@@ -123,7 +123,18 @@ def encode(stored: Stored) -> bytes:
     row: JSON = None
     if record is not None:
         gpus: JSON = [
-            [gpu.index, gpu.uuid, gpu.minor, gpu.bus_id, gpu.name, gpu.brand, list(gpu.arch), gpu.error]
+            [
+                gpu.index,
+                gpu.uuid,
+                gpu.minor,
+                gpu.bus_id,
+                gpu.name,
+                gpu.brand,
+                list(gpu.arch),
+                gpu.error,
+                gpu.mig,
+                [[mig.index, mig.uuid, mig.gi, mig.ci, mig.gi_minor, mig.ci_minor] for mig in gpu.migs],
+            ]
             for gpu in record.gpus
         ]
         files: JSON = [
@@ -190,8 +201,24 @@ def _record(row: "list[Any]") -> Record:
 
 
 def _gpu(row: "list[Any]") -> Gpu:
-    index, uuid, minor, bus_id, name, brand, arch, error = row
-    return Gpu(_int(index), _str(uuid), _int(minor), _str(bus_id), _str(name), _str(brand), _ints(arch), _str(error))
+    index, uuid, minor, bus_id, name, brand, arch, error, mig, migs = row
+    return Gpu(
+        _int(index),
+        _str(uuid),
+        _int(minor),
+        _str(bus_id),
+        _str(name),
+        _str(brand),
+        _ints(arch),
+        _str(error),
+        mig is True,
+        tuple([_mig(item) for item in migs]),
+    )
+
+
+def _mig(row: "list[Any]") -> Mig:
+    index, uuid, gi, ci, gi_minor, ci_minor = row
+    return Mig(_int(index), _str(uuid), _int(gi), _int(ci), _int(gi_minor), _int(ci_minor))
 
 
 def _file(row: "list[Any]") -> DriverFile:

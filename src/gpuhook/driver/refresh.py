@@ -168,7 +168,7 @@ def _record(config: Config, version: str, found: Found) -> Record:
     if answer.driver != version:
         raise _mismatch(version, answer.driver)
     level = answer.cuda or cuda.level_for_driver(version)[0]
-    gpus = _with_lost_addresses(answer.gpus, key.gpu_names(config))
+    gpus = _with_capabilities(_with_lost_addresses(answer.gpus, key.gpu_names(config)), key.cap_minors(config))
     return Record("", version, level, not answer.cuda, found.machine, gpus, tuple(found.files))
 
 
@@ -198,6 +198,24 @@ def _with_lost_addresses(gpus: tuple[Gpu, ...], names: tuple[str, ...]) -> tuple
         return gpus
     given = dict(zip((gpu.index for gpu in lost), left, strict=True))
     return tuple(replace(gpu, bus_id=given.get(gpu.index, gpu.bus_id)) for gpu in gpus)
+
+
+def _with_capabilities(gpus: tuple[Gpu, ...], table: str) -> tuple[Gpu, ...]:
+    """Give the MIG devices the minors of their capabilities, which the kernel module's table has by the GPU's minor."""
+    return tuple(
+        replace(
+            gpu,
+            migs=tuple(
+                replace(
+                    mig,
+                    gi_minor=key.cap_minor(table, f"gpu{gpu.minor}/gi{mig.gi}/access"),
+                    ci_minor=key.cap_minor(table, f"gpu{gpu.minor}/gi{mig.gi}/ci{mig.ci}/access"),
+                )
+                for mig in gpu.migs
+            ),
+        )
+        for gpu in gpus
+    )
 
 
 def _long_address(name: str) -> str:

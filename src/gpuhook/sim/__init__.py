@@ -6,6 +6,6 @@ tests) knows that a driver is simulated: gpuhook is pointed at the directory by 
 
 from gpuhook.sim.libraries import LAYOUTS, Layout
 from gpuhook.sim.options import BRANDS, FAULTS, SimOptions
-from gpuhook.sim.tree import create, init_count, set_fault
+from gpuhook.sim.tree import create, init_count, set_fault, set_mig
 
-__all__ = ["BRANDS", "FAULTS", "LAYOUTS", "Layout", "SimOptions", "create", "init_count", "set_fault"]
+__all__ = ["BRANDS", "FAULTS", "LAYOUTS", "Layout", "SimOptions", "create", "init_count", "set_fault", "set_mig"]

@@ -12,7 +12,8 @@ import uuid
 from pathlib import Path
 
 from gpuhook.errors import GpuhookError
-from gpuhook.sim.state import State
+from gpuhook.sim.options import MAX_CI, MAX_GI
+from gpuhook.sim.state import State, capability
 
 MISC_MAJOR = 10
 MEM_MAJOR = 1
@@ -52,8 +53,10 @@ def write_module(root: Path, state: State, major: int) -> None:
         # up to 545 one name stood for all nodes of major 195
         names = ["nvidia-frontend"] if int(version.split(".")[0]) < 550 else ["nvidia", "nvidia-modeset", "nvidiactl"]
         lines += [f"{major:3} {name}" for name in (*names, "nvidia-uvm")]
-        lines += ["238 nvidia-caps", "239 nvidia-caps-imex-channels"]
+        lines += [f"{major:3} nvidia-caps", f"{major:3} nvidia-caps-imex-channels"]
         (driver / "gpus").mkdir(parents=True)
+        for index in state.divided:
+            (driver / f"capabilities/gpu{state.gpus[index].minor}/mig").mkdir(parents=True)
         for path, content in _module_files(state, version).items():
             _write(root / path, content)
     lines += ["", "Block devices:", "  7 loop", "254 virtblk", ""]
@@ -66,7 +69,7 @@ def write_boot(root: Path) -> None:
 
 
 def _module_files(state: State, version: str) -> dict[str, str]:
-    capability = "DeviceFileMinor: {}\nDeviceFileMode: 256\nDeviceFileModify: 1\n"
+    access = "DeviceFileMinor: {}\nDeviceFileMode: {}\nDeviceFileModify: 1\n"
     files = {
         "proc/driver/nvidia/version": (
             f"NVRM version: NVIDIA UNIX {platform.machine()} Kernel Module  {version}  Tue Sep 23 10:11:16 UTC 2025\n"
@@ -79,9 +82,9 @@ def _module_files(state: State, version: str) -> dict[str, str]:
             'GpuBlacklist: ""\nTemporaryFilePath: ""\nExcludedGpus: ""\n'
         ),
         "proc/driver/nvidia/registry": 'Binary: ""\n',
-        "proc/driver/nvidia/capabilities/mig/config": capability.format(1),
-        "proc/driver/nvidia/capabilities/mig/monitor": capability.format(2),
-        "proc/driver/nvidia-caps/mig-minors": "config 1\nmonitor 2\n",
+        "proc/driver/nvidia/capabilities/mig/config": access.format(1, 256),
+        "proc/driver/nvidia/capabilities/mig/monitor": access.format(2, 256),
+        "proc/driver/nvidia-caps/mig-minors": _mig_minors(state),
         "sys/module/nvidia/version": f"{version}\n",
         "sys/module/nvidia/srcversion": hashlib.sha256(version.encode()).hexdigest()[:24].upper() + "\n",
         "sys/module/nvidia/initstate": "live\n",
@@ -95,8 +98,22 @@ def _module_files(state: State, version: str) -> dict[str, str]:
             f"Bus Location: \t {address}\nDevice Minor: \t {gpu.minor}\n"
             f"GPU Firmware: \t {version}\nGPU Excluded:\t No\n"
         )
-
+    for mig in state.migs:
+        minor = state.gpus[mig.gpu].minor
+        folder = f"proc/driver/nvidia/capabilities/gpu{minor}/mig/gi{mig.gi}"
+        files[f"{folder}/access"] = access.format(capability(minor, mig.gi), 292)
+        files[f"{folder}/ci{mig.ci}/access"] = access.format(capability(minor, mig.gi, mig.ci), 292)
     return files
+
+
+def _mig_minors(state: State) -> str:
+    """All capabilities that there could be, as the kernel module lists them, whatever instances there are."""
+    lines = ["config 1", "monitor 2"]
+    for minor in sorted(gpu.minor for gpu in state.gpus):
+        for gi in range(MAX_GI + 1):
+            lines.append(f"gpu{minor}/gi{gi}/access {capability(minor, gi)}")
+            lines += [f"gpu{minor}/gi{gi}/ci{ci}/access {capability(minor, gi, ci)}" for ci in range(MAX_CI + 1)]
+    return "\n".join(lines) + "\n"
 
 
 def make_nodes(root: Path, state: State) -> int:
@@ -106,14 +123,42 @@ def make_nodes(root: Path, state: State) -> int:
     """
     directory = root / "dev"
     directory.mkdir(exist_ok=True)
-    major, minors = _stand_ins(directory)
-    controls = minors[-4:] if len(minors) >= 6 else minors[-1:] * 4
-    gpus = minors[: len(minors) - len(set(controls))]
+    major, controls, gpus = _shared_out(directory)
     for name, minor in zip(_CONTROL, controls, strict=True):
         _node(directory / name, major, minor)
     for index, gpu in enumerate(state.gpus):
         _node(directory / f"nvidia{gpu.minor}", major, gpus[index % len(gpus)])
+    divide(root, state)
     return major
+
+
+def divide(root: Path, state: State) -> None:
+    """Make the nodes of MIG anew, if any GPU is divided: a stand-in for each MIG device in turn, of those left over.
+
+    The rights over all (config, monitor) stand on nvidia-modeset's, which few containers get.
+    """
+    directory = root / "dev/nvidia-caps"
+    shutil.rmtree(directory, ignore_errors=True)
+    if not state.divided:
+        return
+    major, controls, gpus = _shared_out(root / "dev")
+    minors = gpus[len(state.gpus) :] or gpus
+    directory.mkdir()
+    directory.chmod(0o755)
+    nodes = {1: controls[-1], 2: controls[-1]}
+    for index, mig in enumerate(state.migs):
+        minor = state.gpus[mig.gpu].minor
+        for number in (capability(minor, mig.gi), capability(minor, mig.gi, mig.ci)):
+            nodes.setdefault(number, minors[index % len(minors)])
+    for number, minor in nodes.items():
+        _node(directory / f"nvidia-cap{number}", major, minor)
+
+
+def _shared_out(directory: Path) -> tuple[int, list[int], list[int]]:
+    """The stand-ins' major, the minors of the control nodes, and those for GPUs and MIG devices."""
+    major, minors = _stand_ins(directory)
+    controls = minors[-4:] if len(minors) >= 6 else minors[-1:] * 4
+    return major, controls, minors[: len(minors) - len(set(controls))]
 
 
 def _stand_ins(directory: Path) -> tuple[int, list[int]]:

@@ -43,11 +43,14 @@ FAULTS = {
 MAX_GPUS = 64  # as many as the simulated NVML (and NVIDIA's own container stack) has room for
 MAX_MINOR = 253  # 254 and 255 are nvidia-modeset and nvidiactl
 MAX_SLOW_MS = 600_000
+MAX_MIGS = 8  # devices of one GPU, as in NVIDIA's own container stack
+MAX_GI, MAX_CI = 14, 7  # instances for which the kernel module has capabilities
 _VERSION = re.compile(r"[0-9]{2,4}(\.[0-9]{1,4}){1,2}")
 _LEVEL = re.compile(r"[0-9]{1,2}\.[0-9]")
 _BUS_ID = re.compile(r"(?:[0-9a-fA-F]{4})?[0-9a-fA-F]{4}:[0-9a-fA-F]{2}:[01][0-9a-fA-F]\.0")
 _UUID = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _MODEL = re.compile(r"[!-~](?:[ -~]{0,93}[!-~])?")
+_MIG = re.compile(r"([0-9]{1,2})=((?:[0-9]{1,2}/[0-9](?:,[0-9]{1,2}/[0-9])*)?)", re.ASCII)
 _LIBRARY = re.compile(r"lib[A-Za-z0-9_+-]{1,60}")
 
 
@@ -65,13 +68,24 @@ class SimGpu:
 
 
 @dataclass(frozen=True)
+class SimMig:
+    """One MIG device of the GPU with NVML index `gpu`: compute instance `ci` of GPU instance `gi`."""
+
+    gpu: int
+    gi: int
+    ci: int
+    uuid: str
+
+
+@dataclass(frozen=True)
 class SimOptions:
     """What the simulated driver is.
 
     `brand`, `model` and `arch` hold for all GPUs. A tuple in `brands`, `models`, `archs`, `minors`, `bus_ids` or
     `uuids` says it for each GPU instead, in NVML's order, and has as many items as there are GPUs. `faults` are keys of
     `FAULTS` with their numbers, `extra_libraries` further names such as `libnvidia-newthing` that get the driver's
-    version. `memory` is in MiB.
+    version. `memory` is in MiB. `mig` divides GPUs: `1=1/0,2/0` says that the GPU with index 1 has the compute
+    instances 0 of the GPU instances 1 and 2, `1=` that it is in MIG mode and has none.
     """
 
     gpus: int = 2
@@ -90,6 +104,7 @@ class SimOptions:
     bus_ids: tuple[str, ...] = ()
     uuids: tuple[str, ...] = ()
     extra_libraries: tuple[str, ...] = ()
+    mig: tuple[str, ...] = ()
 
 
 def invalid(option: str, text: object, expected: str) -> GpuhookError:
@@ -111,6 +126,36 @@ def check_faults(faults: Sequence[str], gpus: int) -> tuple[str, ...]:
         if fault != "none" and fault not in found:
             found.append(fault)
     return tuple(found)
+
+
+def check_mig(texts: Sequence[str], gpus: Sequence[SimGpu], driver: str) -> "tuple[frozenset[int], tuple[SimMig, ...]]":
+    """The indices of the GPUs in MIG mode and the MIG devices, in NVML's order. Raises sim-invalid.
+
+    A driver before 470 makes their ids of those of the GPU and the instances, a newer one has UUIDs for them.
+    """
+    divided: set[int] = set()
+    devices: list[SimMig] = []
+    for text in texts:
+        found = _MIG.fullmatch(text)
+        if not found or int(found[1]) >= len(gpus) or int(found[1]) in divided:
+            raise invalid(
+                "--mig", text, f"expected a GPU from 0 to {len(gpus) - 1}, each once, and GI/CI as in 1=1/0,2/0"
+            )
+        gpu = int(found[1])
+        divided.add(gpu)
+        if int(gpus[gpu].arch.partition(".")[0]) < 8:
+            raise invalid("--mig", text, "only GPUs of compute capability 8.0 and newer can be divided")
+        pairs = sorted(tuple(map(int, pair.split("/"))) for pair in found[2].split(",") if pair)
+        if len(set(pairs)) != len(pairs) or len(pairs) > MAX_MIGS:
+            raise invalid("--mig", text, f"expected at most {MAX_MIGS} different devices")
+        for gi, ci in pairs:
+            if gi > MAX_GI or ci > MAX_CI:
+                raise invalid("--mig", text, f"expected GI from 0 to {MAX_GI} and CI from 0 to {MAX_CI}")
+            name = f"MIG-{gpus[gpu].uuid}/{gi}/{ci}"
+            if int(driver.partition(".")[0]) >= 470:
+                name = "MIG-" + str(uuid.uuid5(uuid.NAMESPACE_DNS, f"{name}.sim.gpuhook"))
+            devices.append(SimMig(gpu, gi, ci, name))
+    return frozenset(divided), tuple(sorted(devices, key=lambda device: (device.gpu, device.gi, device.ci)))
 
 
 def check(options: SimOptions) -> tuple[SimGpu, ...]:

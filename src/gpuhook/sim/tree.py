@@ -4,12 +4,14 @@ import os
 import shutil
 import stat
 import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from gpuhook.errors import GpuhookError
 from gpuhook.sim import build, cache, kernel, state
 from gpuhook.sim.libraries import LAYOUTS, LIBRARIES, Library
-from gpuhook.sim.options import SimOptions, check, check_faults
+from gpuhook.sim.options import SimOptions, check, check_faults, check_mig
 from gpuhook.sim.state import State
 
 
@@ -24,7 +26,8 @@ def create(directory: Path, options: SimOptions | None = None) -> None:
     faults = check_faults(options.faults, options.gpus)
     directory = Path(os.path.abspath(directory))
     _check_target(directory)
-    now = State(options.driver, state.cuda_number(options.cuda), gpus, faults)
+    divided, migs = check_mig(options.mig, gpus, options.driver)
+    now = State(options.driver, state.cuda_number(options.cuda), gpus, faults, divided, migs)
     try:
         temporary = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
         try:
@@ -41,8 +44,24 @@ def set_fault(directory: Path, fault: str) -> None:
     """Make a simulated driver fail in this way from now on: `none`, or a comma list of faults. Raises sim-invalid."""
     directory = Path(directory)
     old = _load(directory)
-    new = State(old.driver, old.cuda, old.gpus, check_faults([fault], len(old.gpus)))
+    _change(directory, replace(old, faults=check_faults([fault], len(old.gpus))), nodes=False)
+
+
+def set_mig(directory: Path, mig: Sequence[str]) -> None:
+    """Divide the GPUs of a simulated driver anew: each text as in SimOptions; those that none names are whole again.
+
+    Raises sim-invalid. A container's copy of NVML keeps what was compiled into it.
+    """
+    directory = Path(directory)
+    old = _load(directory)
+    divided, migs = check_mig(mig, old.gpus, old.driver)
+    _change(directory, replace(old, divided=divided, migs=migs), nodes=True)
+
+
+def _change(directory: Path, new: State, *, nodes: bool) -> None:
     try:
+        if nodes:
+            kernel.divide(directory, new)
         major = os.major((directory / "dev/nvidiactl").stat().st_rdev)
         kernel.write_module(directory, new, major)
         _settle(directory / "proc")

@@ -162,6 +162,11 @@ EXPORT int nvmlDeviceGetHandleByIndex(unsigned index, Gpu **gpu)
 EXPORT int nvmlDeviceGetHandleByUUID(const char *uuid, Gpu **gpu)
 {
     unsigned i;
+    for (i = 0; uuid && gpu && state.users && i < state.mig_count; ++i)
+        if (!strcmp(uuid, state.migs[i].uuid)) {
+            *gpu = (Gpu *)&state.migs[i];
+            return OK;
+        }
     for (i = 0; uuid && i < state.count; ++i)
         if (!strcmp(uuid, state.gpus[i].uuid))
             return hand_out(i, gpu);
@@ -214,8 +219,17 @@ EXPORT int nvmlDeviceGetIndex(Gpu *gpu, unsigned *index)
     return OK;
 }
 
+/* The MIG device that a handle stands for, or NULL. */
+static Mig *as_mig(void *handle)
+{
+    Mig *mig = handle;
+    return mig >= state.migs && mig < state.migs + state.mig_count ? mig : NULL;
+}
+
 EXPORT int nvmlDeviceGetUUID(Gpu *gpu, char *uuid, unsigned length)
 {
+    if (state.users && as_mig(gpu))
+        return give(as_mig(gpu)->uuid, uuid, length);
     NEED(gpu, uuid);
     return give(gpu->uuid, uuid, length);
 }
@@ -296,33 +310,72 @@ EXPORT int nvmlDeviceGetPowerUsage(Gpu *gpu, unsigned *milliwatts)
     return OK;
 }
 
-/* Multi-instance GPUs are not simulated: cards that can have instances say that the mode is off. */
+/* --- multi-instance GPUs: a MIG device has a handle of its own --- */
+
 EXPORT int nvmlDeviceGetMigMode(Gpu *gpu, unsigned *current, unsigned *pending)
 {
     NEED(gpu, current && pending);
     if (gpu->cc_major < 8)
         return NOT_SUPPORTED;
-    *current = *pending = 0;
+    *current = *pending = gpu->divided;
     return OK;
 }
 
 EXPORT int nvmlDeviceGetMaxMigDeviceCount(Gpu *gpu, unsigned *count)
 {
     NEED(gpu, count);
-    *count = 0;
+    *count = gpu->divided ? 7 : 0;
     return OK;
 }
 
 EXPORT int nvmlDeviceGetMigDeviceHandleByIndex(Gpu *gpu, unsigned index, Gpu **mig)
 {
-    (void)index;
+    unsigned i;
     NEED(gpu, mig);
+    for (i = 0; i < state.mig_count; ++i)
+        if (&state.gpus[state.migs[i].gpu] == gpu && !index--) {
+            *mig = (Gpu *)&state.migs[i];
+            return OK;
+        }
     return NOT_FOUND;
 }
 
 EXPORT int nvmlDeviceIsMigDeviceHandle(Gpu *gpu, unsigned *is_mig)
 {
+    if (state.users && is_mig && as_mig(gpu)) {
+        *is_mig = 1;
+        return OK;
+    }
     NEED(gpu, is_mig);
     *is_mig = 0;
+    return OK;
+}
+
+EXPORT int nvmlDeviceGetDeviceHandleFromMigDeviceHandle(void *mig, Gpu **gpu)
+{
+    if (!state.users)
+        return UNINITIALIZED;
+    if (!as_mig(mig) || !gpu)
+        return INVALID_ARGUMENT;
+    return hand_out(as_mig(mig)->gpu, gpu);
+}
+
+EXPORT int nvmlDeviceGetGpuInstanceId(void *mig, unsigned *id)
+{
+    if (!state.users)
+        return UNINITIALIZED;
+    if (!as_mig(mig) || !id)
+        return INVALID_ARGUMENT;
+    *id = as_mig(mig)->gi;
+    return OK;
+}
+
+EXPORT int nvmlDeviceGetComputeInstanceId(void *mig, unsigned *id)
+{
+    if (!state.users)
+        return UNINITIALIZED;
+    if (!as_mig(mig) || !id)
+        return INVALID_ARGUMENT;
+    *id = as_mig(mig)->ci;
     return OK;
 }

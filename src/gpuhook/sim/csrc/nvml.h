@@ -18,15 +18,21 @@ enum {
     GPU_IS_LOST = 15,
     LIB_RM_VERSION_MISMATCH = 18,
     MAX_GPUS = 64,
+    MAX_MIGS = 512,
     MAX_TEXT = 64 * 1024,
 };
 
 typedef struct {
     char uuid[80], bus_id[32], name[96];
     unsigned domain, bus, device, minor, brand;
-    int cc_major, cc_minor, lost;
+    int cc_major, cc_minor, lost, divided;
     unsigned long long memory; /* bytes */
 } Gpu;
+
+typedef struct {
+    char uuid[96];
+    unsigned gpu, gi, ci, gi_capability, ci_capability; /* gpu is its index */
+} Mig;
 
 typedef struct {
     char busIdLegacy[16];
@@ -47,6 +53,8 @@ typedef struct {
     char driver[32];
     unsigned cuda, count, users, not_loaded, mismatch, hang, crash, no_cuda, slow_ms;
     Gpu gpus[MAX_GPUS];
+    Mig migs[MAX_MIGS];
+    unsigned mig_count;
 } State;
 
 extern State state;

@@ -136,6 +136,32 @@ static void read_gpu(const char *at)
     rest(&at, gpu->name, sizeof gpu->name);
 }
 
+static unsigned next_number(const char **at)
+{
+    *at += strspn(*at, " ");
+    return number(at, 10);
+}
+
+/* mig = GPU-INDEX, or mig = GPU-INDEX GI CI GI-CAPABILITY CI-CAPABILITY UUID; after the lines of the GPUs */
+static void read_mig(const char *at)
+{
+    unsigned gpu = next_number(&at);
+    Mig *mig;
+    if (gpu >= state.count)
+        return;
+    state.gpus[gpu].divided = 1;
+    at += strspn(at, " ");
+    if (*at == '\n' || !*at || state.mig_count == MAX_MIGS)
+        return;
+    mig = &state.migs[state.mig_count++];
+    mig->gpu = gpu;
+    mig->gi = next_number(&at);
+    mig->ci = next_number(&at);
+    mig->gi_capability = next_number(&at);
+    mig->ci_capability = next_number(&at);
+    word(&at, mig->uuid, sizeof mig->uuid);
+}
+
 /* fault = none, or a comma list of the names that `gpuhook sim fault --help` explains */
 static void read_faults(const char *at, unsigned char *lost)
 {
@@ -175,26 +201,44 @@ static void read_state(const char *at)
             read_faults(value, lost);
         else if (!strncmp(at, "gpu ", 4))
             read_gpu(value);
+        else if (!strncmp(at, "mig ", 4))
+            read_mig(value);
     }
     for (i = 0; i < state.count; ++i)
         state.gpus[i].lost = lost[i];
 }
 
-/* As the real driver in a container: a GPU whose node cannot be opened is not there. */
+static int opens(const char *form, unsigned minor, int flags)
+{
+    char path[64];
+    int fd;
+    snprintf(path, sizeof path, form, minor);
+    fd = open(path, flags | O_NONBLOCK | O_CLOEXEC);
+    if (fd >= 0)
+        close(fd);
+    return fd >= 0;
+}
+
+/* As the real driver in a container: a GPU or MIG device whose nodes cannot be opened is not there. */
 static void drop_hidden(void)
 {
-    unsigned from, to = 0;
+    unsigned place[MAX_GPUS], from, to = 0;
     for (from = 0; from < state.count; ++from) {
-        char path[64];
-        int fd;
-        snprintf(path, sizeof path, "/dev/nvidia%u", state.gpus[from].minor);
-        fd = open(path, O_RDWR | O_NONBLOCK | O_CLOEXEC);
-        if (fd < 0)
+        place[from] = MAX_GPUS;
+        if (!opens("/dev/nvidia%u", state.gpus[from].minor, O_RDWR))
             continue;
-        close(fd);
+        place[from] = to;
         state.gpus[to++] = state.gpus[from];
     }
     state.count = to;
+    for (from = to = 0; from < state.mig_count; ++from) {
+        Mig mig = state.migs[from];
+        mig.gpu = place[mig.gpu];
+        if (mig.gpu < MAX_GPUS && opens("/dev/nvidia-caps/nvidia-cap%u", mig.gi_capability, O_RDONLY) &&
+            opens("/dev/nvidia-caps/nvidia-cap%u", mig.ci_capability, O_RDONLY))
+            state.migs[to++] = mig;
+    }
+    state.mig_count = to;
 }
 
 void load_state(void)

@@ -24,6 +24,7 @@ static int (*gpu_name)(void *, char *, unsigned);
 static int (*gpu_uuid)(void *, char *, unsigned);
 static int (*gpu_pci)(void *, PciInfo *);
 static int (*gpu_memory)(void *, Memory *);
+static int (*mig_by_index)(void *, unsigned, void **);
 
 static void find(void *library, void *function, const char *name)
 {
@@ -52,6 +53,7 @@ static void load(void)
     find(library, &gpu_uuid, "nvmlDeviceGetUUID");
     find(library, &gpu_pci, "nvmlDeviceGetPciInfo_v3");
     find(library, &gpu_memory, "nvmlDeviceGetMemoryInfo");
+    find(library, &mig_by_index, "nvmlDeviceGetMigDeviceHandleByIndex");
 }
 
 static int fail(const char *what, int result)
@@ -68,6 +70,16 @@ static void line(char left)
         putchar(left == '|' ? '=' : '-');
     putchar(left);
     putchar('\n');
+}
+
+static void print_list(unsigned index, void *gpu, const char *name, const char *uuid)
+{
+    char mig_uuid[96];
+    void *mig;
+    unsigned i;
+    printf("GPU %u: %s (UUID: %s)\n", index, name, uuid);
+    for (i = 0; !mig_by_index(gpu, i, &mig) && !gpu_uuid(mig, mig_uuid, sizeof mig_uuid); ++i)
+        printf("  MIG          Device %2u: (UUID: %s)\n", i, mig_uuid);
 }
 
 static int row(unsigned index, int list)
@@ -90,7 +102,7 @@ static int row(unsigned index, int list)
         return result;
     }
     if (list)
-        printf("GPU %u: %s (UUID: %s)\n", index, name, uuid);
+        print_list(index, gpu, name, uuid);
     else
         printf("| %3u  %-40.40s  %-16s  %7lluMiB / %6lluMiB |\n", index, name, pci.busId, memory.used >> 20,
                memory.total >> 20);
