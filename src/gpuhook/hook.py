@@ -69,19 +69,22 @@ def harden() -> None:
 @value
 class Orders:
     """What the shim decided (`grant.orders`): the record it decided by, the container's root, its capabilities, where
-    its spec mounts a fresh tmpfs, and whether the image's forward-compatibility libraries may be used."""
+    its spec mounts a fresh tmpfs, whether the image's forward-compatibility libraries may be used, and the device nodes
+    granted (`PATH:MAJOR:MINOR`), which stand here so that a later start of the bundle can take them back."""
 
     record: str
     root: str
     capabilities: tuple[str, ...]
     tmpfs: tuple[str, ...]
     compat: bool
+    nodes: tuple[str, ...]
 
 
 def parse(words: list[str]) -> Orders:
     """Read the hook's arguments. GpuhookError `usage` for what the shim would not write."""
     found = {"--record": "", "--root": "", "--capabilities": ""}
     tmpfs = []
+    nodes = []
     compat = False
     left = words[::-1]
     while left:
@@ -90,6 +93,8 @@ def parse(words: list[str]) -> Orders:
             compat = True
         elif word == "--tmpfs" and left:
             tmpfs.append(left.pop())
+        elif word == "--node" and left:
+            nodes.append(left.pop())
         elif word in found and left:
             found[word] = left.pop()
         else:
@@ -97,7 +102,7 @@ def parse(words: list[str]) -> Orders:
     if not found["--record"] or not found["--root"].startswith("/"):
         raise GpuhookError("usage", "gpuhook-hook was called without --record and --root", _USAGE)
     capabilities = tuple([word for word in found["--capabilities"].split(",") if word])
-    return Orders(found["--record"], found["--root"], capabilities, tuple(tmpfs), compat)
+    return Orders(found["--record"], found["--root"], capabilities, tuple(tmpfs), compat, tuple(nodes))
 
 
 def same_record(settings: config.Config, prefix: str, identity: str) -> Record:

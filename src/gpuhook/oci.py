@@ -22,6 +22,7 @@ _SANDBOX = (("io.kubernetes.cri.container-type", "sandbox"), ("io.kubernetes.cri
 # The hooks of NVIDIA's stack, by the name of their file; ours takes the place of one found in a spec.
 FOREIGN_HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")
 HOOK = "gpuhook-hook"
+_STAGES = ("prestart", "createRuntime")  # where ours may stand
 _HOOK_ENV = "PATH=/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -130,6 +131,42 @@ class Spec:
 
     # --- editing ------------------------------------------------------------------------------------------------
 
+    def revoke(self) -> bool:
+        """Take back the nodes and rules of an earlier grant, which our hook's arguments name; whether there was one.
+
+        A bundle may be started again after its request, the configuration or the driver changed: what it got then must
+        not stay. The hook itself stays for `add_hook` to replace, or `remove_hook` to remove.
+        """
+        names: set[str] = set()
+        hooks = self._object(self.data, "hooks")
+        found = False
+        for stage in _STAGES:
+            for item in self._list(hooks, stage):
+                if isinstance(item, dict) and _hook_name(item) == HOOK:
+                    found = True
+                    words = self._list(item, "args")
+                    names |= {str(words[at + 1]) for at, flag in enumerate(words[:-1]) if flag == "--node"}
+        if not names:
+            return found
+        numbers = [tuple(name.rsplit(":", 2)) for name in names]
+        paths = {number[0] for number in numbers}
+        linux_part = self._object(self.data, "linux")
+        for parent, key in ((linux_part, "devices"), (self.data, "mounts")):
+            items = self._list(parent, key)
+            place = "path" if key == "devices" else "destination"
+            items[:] = [item for item in items if not (isinstance(item, dict) and item.get(place) in paths)]
+        rules = self._list(self._object(linux_part, "resources"), "devices")
+        ours = {number[1:] for number in numbers}
+        rules[:] = [rule for rule in rules if not (isinstance(rule, dict) and _number(rule) in ours)]
+        return True
+
+    def remove_hook(self) -> None:
+        """Remove our hook from every stage."""
+        hooks = self._object(self.data, "hooks")
+        for stage in _STAGES:
+            items = self._list(hooks, stage)
+            items[:] = [item for item in items if _hook_name(item) != HOOK]
+
     def grant(self, nodes: "tuple[Node, ...]", dev_root: str = "/") -> None:
         """Add the device nodes, the cgroup rules that open just them, and their groups. Twice is once.
 
@@ -195,7 +232,7 @@ class Spec:
         hooks = self._child(self.data, "hooks")
         replaced = []
         placed = False
-        for name in ("prestart", "createRuntime"):
+        for name in _STAGES:
             if name not in hooks and name != stage:
                 continue
             kept: list[JSON] = []
@@ -255,6 +292,13 @@ def _absolute(path: str) -> str:
 def _hook_name(item: "JSON") -> str:
     path = item.get("path") if isinstance(item, dict) else None
     return path.rpartition("/")[2] if isinstance(path, str) else ""
+
+
+def _number(rule: "dict[str, JSON]") -> tuple[str, ...]:
+    """`(major, minor)` of a rule that `grant` writes, () for any other."""
+    if rule.get("allow") is True and rule.get("type") == "c" and rule.get("access") == "rw":
+        return (str(rule.get("major")), str(rule.get("minor")))
+    return ()
 
 
 def _invalid(path: str, what: str) -> GpuhookError:

@@ -56,12 +56,14 @@ def edit(
     spec = oci.Spec(*_spec_path(command))
     container = spec.container()
     name = command.arguments[0] if command.arguments else ""
-    if distrust is not None:
-        if request.read(container, settings) is None or container.sandbox:
-            return
+    had = spec.revoke()
+    if distrust is not None and request.read(container, settings) is not None:
         raise distrust
-    granted = grant.decide(container, settings, prefix)
+    granted = grant.decide(container, settings, prefix) if distrust is None else None
     if granted is None:
+        if had:  # the bundle of an earlier start, which asked for GPUs
+            spec.remove_hook()
+            spec.save()
         ignored = request.ignored(container, settings)
         if ignored:
             log.write("warning", name, ignored)
@@ -92,6 +94,8 @@ def write(
         )
     spec.grant(granted.nodes, settings.dev_root)
     orders = grant.orders(granted, container)
+    for node in granted.nodes:
+        orders += ["--node", f"{node.path}:{node.major}:{node.minor}"]
     return spec.add_hook(settings.stage, f"{prefix}/usr/bin/{oci.HOOK}", orders, settings.deadline + _TIMEOUT_MARGIN)
 
 

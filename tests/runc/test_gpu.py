@@ -139,6 +139,30 @@ def test_a_second_create_adds_nothing(any_shim: bundles.Runtime, new_bundle: New
     assert (bundle.path / "config.json").read_bytes() == once
 
 
+@pytest.mark.parametrize(("then", "left"), [("0", {"/dev/nvidia0"}), ("void", set()), ("", set())])
+def test_a_bundle_started_again_keeps_nothing_of_before(
+    world: World, shim: bundles.Runtime, new_bundle: NewBundle, then: str, left: set[str]
+) -> None:
+    """After `all`, the same bundle with a smaller request gets just that: nodes, rules and hook of before are gone."""
+    bundle = new_bundle(env=[ALL], args=["sh", "-c", "ls -d /dev/nvidia[0-9] 2>/dev/null; true"])
+    untouched = bundle.spec
+    first = shim.run(bundle)
+    spec = bundle.spec
+    spec["process"]["env"][-1] = f"NVIDIA_VISIBLE_DEVICES={then}"
+    (bundle.path / "config.json").write_text(json.dumps(spec))
+
+    second = shim.run(bundle)
+
+    assert first.out.split() == ["/dev/nvidia0", "/dev/nvidia1"]
+    assert (second.code, set(second.out.split())) == (0, left)
+    rules = bundle.spec["linux"]["resources"]["devices"]
+    if left:
+        assert len(rules) == len(untouched["linux"]["resources"]["devices"]) + 4  # control nodes and one GPU
+    else:
+        assert rules == untouched["linux"]["resources"]["devices"]
+        assert bundle.spec["hooks"]["prestart"] == []
+
+
 def test_nvidias_hook_is_replaced_in_its_place(world: World, any_shim: bundles.Runtime, new_bundle: NewBundle) -> None:
     """`docker run --gpus` puts NVIDIA's hook into the spec; ours takes its place, and the log says so."""
     others = {"path": "/bin/true", "args": ["true"]}
