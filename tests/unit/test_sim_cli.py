@@ -59,7 +59,25 @@ def test_list_layouts_is_a_table() -> None:
     assert rows == [[name, "/" + layout.libraries] for name, layout in simulator.LAYOUTS.items()]
 
 
-@pytest.mark.parametrize("words", [["--help"], ["create", "--help"], ["fault", "--help"], ["list-layouts", "--help"]])
+def test_mig_divides_and_makes_whole(tmp_path: Path) -> None:
+    """`create --mig` and `sim mig` write the devices into the tree; without any the GPUs are whole."""
+    words = ["create", str(tmp_path / "d"), "--mig", "0=1/0", "--mig", "1="]
+    assert CliRunner().invoke(sim, words, catch_exceptions=False).exit_code == 0
+    folder = tmp_path / "d/proc/driver/nvidia/capabilities"
+    assert (folder / "gpu0/mig/gi1/ci0/access").is_file()
+    assert list((folder / "gpu1/mig").iterdir()) == []
+    for words, made in ((["1=2/0"], "gpu1/mig/gi2"), ([], "")):
+        done = CliRunner().invoke(sim, ["mig", str(tmp_path / "d"), *words], catch_exceptions=False)
+        assert done.exit_code == 0
+        assert [path.relative_to(folder).as_posix() for path in folder.rglob("gi*")] == ([made] if made else [])
+    with pytest.raises(GpuhookError, match="--mig '9='"):
+        CliRunner().invoke(sim, ["mig", str(tmp_path / "d"), "9="], catch_exceptions=False)
+
+
+HELP = [["--help"], *([name, "--help"] for name in ("create", "fault", "mig", "list-layouts"))]
+
+
+@pytest.mark.parametrize("words", HELP)
 def test_help_has_examples(words: list[str]) -> None:
     """Each command's help shows how to call it; faults are all explained where they can be given."""
     done = CliRunner().invoke(sim, words)

@@ -1,0 +1,108 @@
+"""The whole decision for one container against a simulated driver: what it gets of GPUs, MIG devices and nodes."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpuhook import grant, sim
+from gpuhook.errors import GpuhookError
+from gpuhook.model import Container
+from gpuhook.sim.options import check
+from gpuhook.sim.state import capability
+from tests.unit.driver_support import config_of, copy_of
+
+CAP = "/dev/nvidia-caps/nvidia-cap"
+
+
+def box(devices: str, privileged: bool = False, **more: str) -> Container:
+    return Container((("NVIDIA_VISIBLE_DEVICES", devices), *more.items()), privileged=privileged)
+
+
+@pytest.fixture
+def divided(sim_driver: Path, folder: Path) -> Path:
+    """A whole GPU 0, and GPU 1 with the MIG devices 1/0, 2/0 and 2/1."""
+    driver = copy_of(sim_driver, folder / "divided")
+    sim.set_mig(driver, ["1=1/0,2/0,2/1"])
+    return driver
+
+
+def decide(driver: Path, container: Container, folder: Path) -> grant.Grant:
+    granted = grant.decide(container, config_of(driver), str(folder))
+    assert granted is not None
+    return granted
+
+
+def given(granted: grant.Grant) -> list[str]:
+    """The nodes beyond those that every container with utility and compute has."""
+    common = {"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"}
+    assert common <= {node.path for node in granted.nodes}
+    return [node.path for node in granted.nodes if node.path not in common]
+
+
+def caps(gi: int, ci: int) -> list[str]:
+    return [f"{CAP}{capability(1, gi)}", f"{CAP}{capability(1, gi, ci)}"]
+
+
+def test_nodes_of_mig_devices(divided: Path, folder: Path) -> None:
+    """R146: the parent once, the GPU instance once, each compute instance; nothing of those that were not chosen."""
+    assert given(decide(divided, box("1:0"), folder)) == ["/dev/nvidia1", *caps(1, 0)]
+    assert given(decide(divided, box("1:1,1:2"), folder)) == ["/dev/nvidia1", *caps(2, 0), caps(2, 1)[1]]
+    assert given(decide(divided, box("0"), folder)) == ["/dev/nvidia0"]
+    assert given(decide(divided, box("none"), folder)) == []
+    every = ["/dev/nvidia0", "/dev/nvidia1", *caps(1, 0), *caps(2, 0), caps(2, 1)[1]]
+    assert given(decide(divided, box("all"), folder)) == every
+    assert sim.init_count(divided) == 1
+
+
+def test_rights_bring_their_nodes(divided: Path, folder: Path) -> None:
+    container = box("1", privileged=True, NVIDIA_MIG_CONFIG_DEVICES="all", NVIDIA_MIG_MONITOR_DEVICES="all")
+    assert given(decide(divided, container, folder)) == ["/dev/nvidia1", f"{CAP}1", f"{CAP}2"]
+    with pytest.raises(GpuhookError, match="NVIDIA_MIG_CONFIG_DEVICES asks for all MIG devices"):
+        decide(divided, box("1:0", privileged=True, NVIDIA_MIG_CONFIG_DEVICES="all"), folder)
+
+
+@pytest.mark.parametrize(
+    ("demand", "met"), [("brand=tesla,arch>=9.0", True), ("arch<9.0", False), ("cuda>=14.0", False)]
+)
+def test_a_requirement_is_judged_by_a_mig_devices_gpu(demand: str, met: bool, divided: Path, folder: Path) -> None:
+    container = box("1:1", NVIDIA_REQUIRE_X=demand)
+    if met:
+        (granted,) = decide(divided, container, folder).gpus
+        assert (granted.index, granted.migs[0].index, granted.arch) == (1, 1, (9, 0))
+    else:
+        with pytest.raises(GpuhookError) as caught:
+            decide(divided, container, folder)
+        assert caught.value.reference == "requirement-not-met"
+
+
+def test_a_divided_gpu_is_not_given_whole(divided: Path, folder: Path) -> None:
+    with pytest.raises(GpuhookError, match="in MIG mode") as caught:
+        decide(divided, box("1"), folder)
+    assert caught.value.reference == "device-unknown"
+    assert caught.value.hint.count("  MIG 1:") == 3
+
+
+def test_an_index_leads_to_the_minor_of_that_gpu(new_driver: Callable[..., Path], folder: Path) -> None:
+    """R31: index 0 is the lower PCI address, whose node is /dev/nvidia1 here; so do MIG devices count."""
+    options = sim.SimOptions(minors=(1, 0), bus_ids=("0000:0b:00.0", "0000:84:00.0"), mig=("1=1/0",))
+    driver = new_driver(minors=options.minors, bus_ids=options.bus_ids, mig=options.mig)
+    granted = decide(driver, box("0"), folder)
+    assert (given(granted), granted.gpus[0].uuid) == (["/dev/nvidia1"], check(options)[0].uuid)
+    capabilities = [f"{CAP}{capability(0, 1)}", f"{CAP}{capability(0, 1, 0)}"]
+    assert given(decide(driver, box("1:0"), folder)) == ["/dev/nvidia0", *capabilities]
+
+
+def test_cuda_visible_devices_is_warned_about(divided: Path, folder: Path) -> None:
+    """R39."""
+    assert any(
+        "CUDA_VISIBLE_DEVICES='1'" in text
+        for text in decide(divided, box("0", CUDA_VISIBLE_DEVICES="1"), folder).warnings
+    )
+    assert not decide(divided, box("0", CUDA_VISIBLE_DEVICES="0"), folder).warnings
+
+
+def test_an_imex_channel_without_a_node_is_named(divided: Path, folder: Path) -> None:
+    with pytest.raises(GpuhookError, match="channel3 is missing") as caught:
+        decide(divided, box("0", NVIDIA_IMEX_CHANNELS="3"), folder)
+    assert caught.value.reference == "node-missing"
