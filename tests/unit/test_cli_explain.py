@@ -314,10 +314,10 @@ def test_a_config_json_may_be_named_itself(folder: Path, explain: Explain, monke
 
 HINTS = {
     "R39 beyond": (["NVIDIA_VISIBLE_DEVICES=1", "CUDA_VISIBLE_DEVICES=1"], "CUDA_VISIBLE_DEVICES='1'"),
-    "R39 one of a list": ([ALL, "CUDA_VISIBLE_DEVICES=0, 2"], "it gets 2"),
+    "R39 one of a list": ([ALL, "CUDA_VISIBLE_DEVICES=0, 2"], "names GPU 2, and the container has 2"),
     "R39 within": ([ALL, "CUDA_VISIBLE_DEVICES=0,1"], ""),
     "R39 a UUID": ([ALL, "CUDA_VISIBLE_DEVICES=GPU-1"], ""),
-    "R39 huge": ([ALL, "CUDA_VISIBLE_DEVICES=999999999"], "it gets 2"),
+    "R39 huge": ([ALL, "CUDA_VISIBLE_DEVICES=999999999"], "the container has 2"),
     "R87 stubs": ([ALL, "LD_LIBRARY_PATH=/usr/local/cuda/lib64/stubs:/x"], "cuda/lib64/stubs"),
     "R87 compat": ([ALL, "LD_LIBRARY_PATH=/x:/usr/local/cuda/compat/"], "cuda/compat/"),
     "R87 others": ([ALL, "LD_LIBRARY_PATH=/usr/local/cuda/lib64:/stubs/x"], ""),

@@ -1,18 +1,16 @@
 """The parts of an explanation as JSON values: request, host, requirements, grant, plan, hints."""
 
 import os
-import re
 from typing import Any
 
 from gpuhook import devices, grant, hook, image, plan, request, requirement, version
+from gpuhook.cli import gpus
 from gpuhook.config import Config
 from gpuhook.driver import record
 from gpuhook.errors import shown
-from gpuhook.model import Bind, Container, Gpu, Image, Link, LoaderCache, Plan, Record, Request
+from gpuhook.model import Bind, Container, Image, Link, LoaderCache, Plan, Record, Request
 from gpuhook.requirement import Result
 from gpuhook.rootfs import Root
-
-_INDICES = re.compile(r"[0-9]{1,9}(,[0-9]{1,9})*", re.ASCII)
 
 
 def request_part(container: Container, asked: Request, settings: Config) -> dict[str, object]:
@@ -42,11 +40,11 @@ def add_host(document: dict[str, Any], container: Container, asked: Request, set
     """Driver, GPUs, and how each requirement comes out. GpuhookError where one of them can't be had."""
     known = record.load(settings, where)
     document["driver"] = driver_part(known)
-    document["host_gpus"] = [_gpu(gpu) for gpu in known.gpus]
+    document["host_gpus"] = [gpus.part(gpu) for gpu in known.gpus]
     demands, _ = requirement.parse_all(asked.demands, grant.policy(asked, settings))
-    gpus = devices.select(asked, known.gpus)
-    document["gpus"] = [_gpu(gpu) for gpu in gpus]
-    matter = grant.circumstances(container, asked, settings, known, gpus)
+    selected = devices.select(asked, known.gpus)
+    document["gpus"] = [gpus.part(gpu) for gpu in selected]
+    matter = grant.circumstances(container, asked, settings, known, selected)
     verdict = requirement.judge(demands, *matter)
     document["verdict"] = {"policy": verdict.policy, "met": verdict.met, "looked": verdict.policy != "off"}
     document["verdicts"] = [_result(result) for result in verdict.results]
@@ -61,18 +59,6 @@ def driver_part(known: Record) -> dict[str, object]:
         "cuda_assumed": known.cuda_assumed,
         "machine": known.machine,
         "record": known.id,
-    }
-
-
-def _gpu(gpu: Gpu) -> dict[str, object]:
-    return {
-        "index": gpu.index,
-        "uuid": gpu.uuid,
-        "bus_id": gpu.bus_id,
-        "name": gpu.name,
-        "brand": gpu.brand,
-        "arch": version.text(gpu.arch),
-        "error": gpu.error,
     }
 
 
@@ -165,16 +151,9 @@ def _steps(steps: Plan, driver_root: str) -> dict[str, Any]:
 
 
 def hints(container: Container, granted: grant.Grant) -> list[str]:
-    """What people trip over in a container that starts (field reports R39, R43, R87, R171)."""
+    """What people trip over in a container that starts (field reports R43, R87, R171)."""
     env = dict(container.env)
     found = []
-    selection = env.get("CUDA_VISIBLE_DEVICES", "").replace(" ", "")
-    count = len(granted.gpus)
-    if _INDICES.fullmatch(selection) and any(int(item) >= count for item in selection.split(",")):
-        found.append(
-            f"CUDA_VISIBLE_DEVICES={shown(selection)} counts the GPUs inside the container, and it gets {count}: CUDA "
-            f"will not find the rest; unset it, or write {','.join(map(str, range(count))) or 'nothing'}"
-        )
     for folder in env.get("LD_LIBRARY_PATH", "").split(":"):
         name = folder.rstrip("/").rpartition("/")[2]
         if name in ("stubs", "compat"):

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from gpuhook.cli import render
+from gpuhook.cli import gpus, render
 
 WAYS = {
     "stated": "met",
@@ -170,10 +170,15 @@ def _gpus(document: dict[str, Any]) -> list[str]:
         return []
     rows = [
         f"{gpu['index']}  {render.plain(gpu['name'])}  {gpu['uuid']}  {gpu['bus_id']}  "
-        f"{gpu['brand']}, compute capability {gpu['arch']}"
+        f"{gpu['brand']}, compute capability {gpu['arch']}{_migs(gpu)}"
         for gpu in document["gpus"]
     ]
     return _part("GPUs", rows or ["none"])
+
+
+def _migs(gpu: dict[str, Any]) -> str:
+    found = [f"{name} ({instances})" for name, _, instances in gpus.names(gpu)]
+    return f", MIG {', '.join(found)}" if found else ""
 
 
 def _nodes(document: dict[str, Any]) -> list[str]:

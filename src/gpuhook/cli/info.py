@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from gpuhook import __version__, config, shim, version
-from gpuhook.cli import prefix, render
+from gpuhook.cli import gpus, prefix, render
 from gpuhook.driver import record
 from gpuhook.errors import GpuhookError
 from gpuhook.model import Record
@@ -74,19 +74,7 @@ def _driver(known: Record | None, where: str) -> dict[str, Any]:
             "machine": known.machine,
             "files": len(known.files),
         },
-        "gpus": [
-            {
-                "index": gpu.index,
-                "uuid": gpu.uuid,
-                "bus_id": gpu.bus_id,
-                "minor": gpu.minor,
-                "name": gpu.name,
-                "brand": gpu.brand,
-                "arch": version.text(gpu.arch),
-                "error": gpu.error,
-            }
-            for gpu in known.gpus
-        ],
+        "gpus": [gpus.part(gpu) for gpu in known.gpus],
         "record": {"id": known.id, "path": f"{config.paths(where).state}/{record.NAME}", "age_seconds": age},
     }
 
@@ -110,21 +98,8 @@ def _print(data: dict[str, Any]) -> None:
     if driver and not data["gpus"]:
         lines += render.pairs([("gpus", "none")])
     if data["gpus"]:
-        lines += ["", *_gpus(data["gpus"])]
+        lines += ["", *gpus.table(data["gpus"])]
     click.echo("\n".join(lines))
-
-
-def _gpus(gpus: list[dict[str, Any]]) -> list[str]:
-    heading = ("GPU", "UUID", "BUS ID", "NAME", "BRAND", "COMPUTE", "STATE")
-    rows = [
-        (
-            str(gpu["index"]),
-            *(gpu[key] or "-" for key in ("uuid", "bus_id", "name", "brand", "arch")),
-            gpu["error"] or "ok",
-        )
-        for gpu in gpus
-    ]
-    return render.table(heading, rows)
 
 
 def age(seconds: float) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from gpuhook import config, version
-from gpuhook.cli import prefix, render
+from gpuhook.cli import gpus, prefix, render
 from gpuhook.cli.info import age
 from gpuhook.config import Config
 from gpuhook.driver import key, refresh
@@ -26,7 +26,8 @@ _HEAD = (
     "/sys/module/nvidia/version",
     "/sys/module/nvidia/srcversion",
     "the GPUs in /proc/driver/nvidia/gpus",
-    "/proc/driver/nvidia/capabilities",
+    "the MIG devices in /proc/driver/nvidia/capabilities",
+    "the minors of MIG devices' nodes",
     "the nvidia lines of /proc/devices",
 )
 _BOOT = 1
@@ -176,10 +177,7 @@ def _document(where: str, settings: Config) -> dict[str, Any]:
             "cuda_assumed": known.cuda_assumed,
             "machine": known.machine,
         }
-        document["gpus"] = [
-            {"index": gpu.index, "uuid": gpu.uuid, "bus_id": gpu.bus_id, "name": gpu.name, "error": gpu.error}
-            for gpu in known.gpus
-        ]
+        document["gpus"] = [gpus.part(gpu) for gpu in known.gpus]
         kinds = sorted({item.kind for item in known.files})
         document["files"] = {kind: sum(item.kind == kind for item in known.files) for kind in kinds}
     return document
@@ -231,12 +229,7 @@ def _lines(document: dict[str, Any]) -> list[str]:
         ]
     lines = render.pairs(rows)
     if document["gpus"]:
-        heading = ("GPU", "UUID", "BUS ID", "NAME", "STATE")
-        cells = [
-            (str(gpu["index"]), gpu["uuid"] or "-", gpu["bus_id"] or "-", gpu["name"] or "-", gpu["error"] or "ok")
-            for gpu in document["gpus"]
-        ]
-        lines += ["", *render.table(heading, cells)]
+        lines += ["", *gpus.table(document["gpus"])]
     for name, items in (
         ("changed since", [render.plain(item) for item in document["changed"]]),
         (
@@ -320,12 +313,9 @@ def _said(gpu: Gpu | None) -> str | None:
     """All fields of a GPU but its UUID, in their order, as far as they say something."""
     if gpu is None:
         return None
-    fields = {name: getattr(gpu, name) for name in type(gpu).__match_args__ if name != "uuid"}
-    return ", ".join(
-        f"{name} {version.text(item) if name == 'arch' else item}"
-        for name, item in fields.items()
-        if item not in ("", ())
-    )
+    found = {name: item for name, item in gpus.part(gpu).items() if name not in {"uuid", "mig_devices"} and item != ""}
+    found |= {f"MIG device {mig.index}": f"{mig.gi}/{mig.ci} {mig.uuid}" for mig in gpu.migs}
+    return ", ".join(f"{name} {item}" for name, item in found.items())
 
 
 def _file(item: DriverFile | None) -> str | None:
