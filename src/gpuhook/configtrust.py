@@ -78,7 +78,7 @@ def _check(wanted: str, path: str, status: os.stat_result) -> None:
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not sticky_directory:
         whom = "everyone" if status.st_mode & stat.S_IWOTH else f"group {status.st_gid}"
         mode = stat.S_IMODE(status.st_mode)
-        raise _untrusted(wanted, path, f"may be written by {whom} (mode {mode:04o})", f"chmod go-w {path}")
+        raise _untrusted(wanted, path, f"may be written by {whom} (mode {mode:04o})", _cure(wanted, path, "chmod go-w"))
 
 
 def _check_owner(wanted: str, path: str, status: os.stat_result) -> None:
@@ -86,8 +86,16 @@ def _check_owner(wanted: str, path: str, status: os.stat_result) -> None:
     if status.st_uid not in (0, caller):
         owners = "root" if caller == 0 else f"root or user {caller}"
         flag = "-h " if stat.S_ISLNK(status.st_mode) else ""
-        cure = f"chown {flag}root:root {path}"
+        cure = _cure(wanted, path, f"chown {flag}root:root")
         raise _untrusted(wanted, path, f"belongs to user {status.st_uid}, not to {owners}", cure)
+
+
+def _cure(wanted: str, path: str, command: str) -> str:
+    """The command that makes `path` root's alone; above `etc` (a home, a checkout) no command: it is not gpuhook's."""
+    above_etc = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(wanted))))
+    if f"{above_etc}/".startswith(f"{path.rstrip('/')}/"):
+        return "put the configuration below directories that root owns and nobody else may write"
+    return f"{command} {path}"
 
 
 def _untrusted(wanted: str, path: str, text: str, cure: str) -> GpuhookError:
