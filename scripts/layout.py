@@ -181,4 +181,9 @@ def put_file(data: bytes, path: str, mode: int) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except OSError as error:
+        at = f": {error.filename}" if error.filename else ""
+        reason = error.strerror or error
+        raise SystemExit(f"install: can't lay out the tree below {sys.argv[3] or '/'}: {reason}{at}") from None

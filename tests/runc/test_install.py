@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from gpuhook import __version__
 from tests.conftest import World
 from tests.images import CHECKOUT
@@ -132,3 +134,66 @@ def test_a_system_that_is_not_debian_is_told_what_is_missing(tmp_path: Path) -> 
     )
     assert done.returncode == 1
     assert done.stderr.endswith("this system is not Debian; install what Debian calls: runc tar\n")
+
+
+NOBODY = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups")
+
+
+@pytest.mark.parametrize(
+    ("before", "arguments", "said"),
+    [
+        (NOBODY, (), "install: only root can install into /; run it as root, or name a folder of yours: --destdir D"),
+        (NOBODY, ("--destdir", "{}"), "install: can't lay out the tree below {}: Permission denied: {}/usr"),
+        ((), ("--destdir", "/proc/nowhere"), "install: can't lay out the tree below /proc/nowhere: No such file or"),
+        ((), ("--destdir={}/file",), "install: can't lay out the tree below {}/file: Not a directory: {}/file/usr"),
+        ((), ("--destdir",), "install: --destdir needs a folder"),
+        ((), ("--destdir", ""), "install: --destdir needs a folder"),
+        ((), ("--destdir=",), "install: --destdir needs a folder"),
+        ((), ("here",), "install: no option here (try --help)"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_a_sentence(
+    place: Path, folder: Path, before: tuple[str, ...], arguments: tuple[str, ...], said: str
+) -> None:
+    """No traceback; an empty --destdir is never taken for the system's root."""
+    checkout = place / "checkout"  # where everybody may read it
+    if not checkout.exists():
+        for name in ("scripts", "src", "config", "build/vendor"):
+            shutil.copytree(CHECKOUT / name, checkout / name)
+    (folder / "file").write_text("")
+    words = [*before, str(checkout / "scripts/install"), *(word.format(folder) for word in arguments)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(said.format(folder, folder))
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_test_command_names_what_failed_and_looks_at_the_sources_only(folder: Path) -> None:
+    """Of all checks, in one line, before pytest; a tree that scripts/install laid out in the checkout is no source."""
+    for name in ("scripts", "src/launchers", ".ci"):
+        shutil.copytree(CHECKOUT / name, folder / name)
+    (folder / "tests/gpu").mkdir(parents=True)
+    for name in ("tests/__init__.py", "tests/in-cgroup.sh", "tests/gpu/run", "tests/gpu/pack"):
+        shutil.copy(CHECKOUT / name, folder / name)
+    shutil.copy(CHECKOUT / "pyproject.toml", folder / "pyproject.toml")
+    (folder / "laid/out").mkdir(parents=True)
+    (folder / "laid/out/bad.py").write_text("import os\n")
+    (folder / "src/good.py").write_text('"""Good."""\n')
+    (folder / ".venv/bin").mkdir(parents=True)
+    for tool in ("ruff", "mypy"):
+        (folder / ".venv/bin" / tool).symlink_to(Path(sys.executable).with_name(tool))
+    (folder / ".venv/bin/pytest").write_text("#!/bin/sh\necho pytest ran\n")
+    (folder / ".venv/bin/pytest").chmod(0o755)
+    # the environment that pip would make is there
+    script = (folder / "scripts/test").read_text().replace("\nmake_venv ", "\n: ")
+    (folder / "scripts/test").write_text(script)
+
+    def run() -> tuple[int, str, list[str]]:
+        done = subprocess.run([folder / "scripts/test"], capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout, done.stderr.splitlines()
+
+    assert run()[:2] == (0, "pytest ran\n")
+    (folder / "src/good.py").write_text('"""Bad."""\nimport os\n\nnumber: int = "x"\n')
+    (folder / ".ci/run").write_text("#!/bin/bash\necho $1\n")
+    code, _, lines = run()
+    assert (code, lines[-1]) == (1, "test: failed: shellcheck, ruff check, ruff format, mypy; pytest has not run")
