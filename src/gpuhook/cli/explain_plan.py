@@ -1,6 +1,8 @@
 """The parts of an explanation as JSON values: request, host, requirements, grant, plan, hints."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from gpuhook import devices, grant, hook, image, plan, request, requirement, version
@@ -10,7 +12,7 @@ from gpuhook.driver import record
 from gpuhook.errors import shown
 from gpuhook.model import Bind, Container, Image, Link, LoaderCache, Plan, Record, Request
 from gpuhook.requirement import Result
-from gpuhook.rootfs import Root
+from gpuhook.rootfs import Root, open_proc
 
 
 def request_part(container: Container, asked: Request, settings: Config) -> dict[str, object]:
@@ -92,9 +94,8 @@ def add_plan(document: dict[str, Any], container: Container, granted: grant.Gran
     """The image, and every mount, link and cache entry with its reason."""
     files = plan.select(granted.record, granted.request.capabilities)
     if container.root:
-        root = Root.at(container.root)
-        steps, found = hook.steps(root, granted.record, files, settings, compat=granted.compat)
-        root.close()
+        with looking(container.root) as root:
+            steps, found = hook.steps(root, granted.record, files, settings, compat=granted.compat)
     else:
         found = usual_image(granted.record)
         steps = plan.make(granted.record, files, found, settings.sockets, settings.directories)
@@ -113,6 +114,20 @@ def add_steps(document: dict[str, Any], steps: Plan, found: Image, settings: Con
     }
     document |= _steps(steps, settings.driver_root)
     document["warnings"] += steps.warnings
+
+
+@contextmanager
+def looking(path: str) -> Iterator[Root]:
+    """The root at a path of the host, closed again with the handle of /proc that it works with."""
+    proc = open_proc()
+    try:
+        root = Root.at(path, proc)
+        try:
+            yield root
+        finally:
+            root.close()
+    finally:
+        os.close(proc)
 
 
 def usual_image(known: Record) -> Image:

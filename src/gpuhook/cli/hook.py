@@ -15,7 +15,6 @@ from gpuhook.config import Config
 from gpuhook.errors import GpuhookError, shown
 from gpuhook.hook import Orders
 from gpuhook.model import Record
-from gpuhook.rootfs import Root
 from gpuhook.state import State
 
 _LIMIT = 1 << 20  # bytes of a state, as for the hook
@@ -142,12 +141,9 @@ def _plan(document: dict[str, Any], known: Record, orders: Orders, root: str, se
         apply.acquire(settings.driver_root, files, settings.sockets + settings.directories).close()
     else:
         document["warnings"].append("not root: the driver's files were not opened as the hook opens them")
-    inside = Root.at(root)
-    try:
+    with explain_plan.looking(root) as inside:
         if not inside.names("/", 1 << 16):
             document["warnings"].append(
                 f"{shown(root, 200)} is empty: the image is not mounted there now; this is the plan for an empty one"
             )
         explain_plan.add_steps(document, *hook.steps(inside, known, files, settings, compat=orders.compat), settings)
-    finally:
-        inside.close()

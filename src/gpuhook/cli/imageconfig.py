@@ -91,7 +91,7 @@ def _parse(data: bytes, source: str) -> ImageConfig:
         item = item[0]
     if not isinstance(item, dict):
         raise _error(f"{shown(source, 200)} is no image configuration: an object is expected")
-    config = item.get("config", item.get("Config"))
+    config = None if "schemaVersion" in item else item.get("config", item.get("Config"))
     if config is None and ("rootfs" in item or "RootFS" in item):
         config = {}  # an image without any settings
     if not isinstance(config, dict):
