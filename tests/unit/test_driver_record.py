@@ -13,7 +13,7 @@ import pytest
 
 from gpuhook import sim
 from gpuhook.config import Config, paths
-from gpuhook.driver import record
+from gpuhook.driver import key, record
 from gpuhook.errors import GpuhookError
 from gpuhook.model import Record
 from tests.unit.driver_support import config_of, copy_of
@@ -318,7 +318,9 @@ def test_a_change_of_mig_is_noticed_at_the_next_load(change: str, own_driver: Co
     config = config_of(driver)
     first = record.load(config, prefix)
     assert first.gpus[1].migs[0].gi_minor == 147
+    before = key.head(config)
     MIG_CHANGES[change](driver)
+    assert (key.head(config) == before) == (change == "none"), "by what the kernel says, not by the libraries' times"
     assert (record.peek(config, prefix) is None) == (change != "none")
     assert (record.load(config, prefix).id != first.id) == (change != "none")
 
