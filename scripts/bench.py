@@ -17,11 +17,13 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 from typing import Any
 
 CHECKOUT, WORK = Path(sys.argv[1]), Path(sys.argv[2])
-sys.path.insert(0, str(CHECKOUT))
+sys.path[:0] = [str(CHECKOUT), str(CHECKOUT / "scripts")]
+import bench_parts  # noqa: E402
 from tests import bundles  # noqa: E402
 from tests.images import image  # noqa: E402
 
@@ -194,6 +196,17 @@ def commanding(command: list[str]) -> Callable[[], tuple[float, float]]:
     return case
 
 
+def alone(path: Path) -> Callable[[], tuple[float, float]]:
+    """A case: the shim of a world whose low-level runtime does nothing."""
+
+    def case() -> tuple[float, float]:
+        fresh(WORK / "bundle-alone", GPU)
+        time.sleep(IDLE)
+        return timed(create(shim(path), WORK / "bundle-alone", "alone"))
+
+    return case
+
+
 def at_once(runtime: str, spec: dict[str, Any]) -> float:
     """Seconds from the first of fifty creates to the end of the last, all started together."""
     folders = [WORK / f"many-{number}" for number in range(AT_ONCE)]
@@ -305,6 +318,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(sys.argv[3:])
+    load = os.getloadavg()[0]
     if options.rounds < 1:
         parser.error("--rounds must be 1 or more")
     sim, slow = driver("driver"), driver("slow", "--fault", "slow=300")
@@ -315,6 +329,8 @@ def main() -> int:
     fresh(WORK / "bundle-state", QUIET)
     timed(create(runc, WORK / "bundle-state", "bench-state"))
     seen: dict[str, set[tuple[int, int]]] = {"quiet": set(), "gpu": set()}
+    library = next((WORK / "installed/usr/lib/gpuhook").glob("[0-9]*"))
+    alone_world, more = world("alone", sim, "/bin/true"), bench_parts.commands(PYTHON, library, len(MAGIC_NUMBER))
     found = measure(
         options.rounds,
         {
@@ -325,6 +341,8 @@ def main() -> int:
             "create, shim, quiet": creating(shim(fast_world), QUIET, "quiet", seen["quiet"]),
             "create, shim, GPU": creating(shim(fast_world), GPU, "gpu", seen["gpu"]),
             "create, shim, GPU, slow": creating(shim(slow_world), GPU, "slow", seen["gpu"]),
+            "shim alone": alone(alone_world),
+            **{name: commanding(command) for name, command in more.items()},
         },
     )
     delete(["bench-state"])
@@ -345,10 +363,12 @@ def main() -> int:
     report = {
         "versions": versions(),
         "rounds": options.rounds,
+        "load": {"before": load, "after": os.getloadavg()[0]},
         "mounts": mounts,
         "links": links,
         "T": {"wall": statistics.median(found["T"].wall), "cpu": statistics.median(found["T"].cpu)},
         "rows": [vars(row) for row in table],
+        "parts": bench_parts.table(*({name: vars(found[name])[kind] for name in found} for kind in ("wall", "cpu"))),
         "at once": {"creates": AT_ONCE, "runc": together[0], "gpuhook": together[1], "bar": 2.3},
         "resident": {**resident(sim), "bar": 16, "unit": "MiB"},
         "samples": {name: vars(samples) for name, samples in found.items()},
@@ -375,6 +395,10 @@ def show(report: dict[str, Any]) -> None:
             f"{row['name']:34}{row['plain']:8.1f}{row['ours']:9.1f}{row['added']:8.2f}{row['ratio']:8.2f}{row['bar']:8.2f}"
             f"  {verdict(row['ratio'], row['bar']):5}{row['cpu']:10.2f}{row['cpu_ratio']:8.2f}"
         )
+    print()
+    for part in report["parts"]:
+        print(f"  {part['name']:57}{part['wall']:8.2f} ms{part['cpu']:8.2f} ms CPU")
+    print()
     many = report["at once"]
     name, ratio = f"{AT_ONCE} GPU creates at once", many["gpuhook"] / many["runc"]
     print(
