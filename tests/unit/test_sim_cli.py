@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from gpuhook import config
 from gpuhook import sim as simulator
 from gpuhook.cli.sim import sim
+from gpuhook.driver import record
 from gpuhook.errors import GpuhookError
 
 
@@ -43,6 +45,50 @@ def test_fault_changes_and_mends(tmp_path: Path) -> None:
         done = CliRunner().invoke(sim, ["fault", str(tmp_path / "d"), fault], catch_exceptions=False)
         assert done.exit_code == 0
         assert f"\nfault = {fault}\n" in (tmp_path / "d/sim/nvml.conf").read_text()
+
+
+def test_a_fault_counts_from_the_next_start_on(tmp_path: Path) -> None:
+    """What NVML alone says differently (a GPU lost) is in no file of proc and sys: the record is still made anew."""
+    driver, prefix = tmp_path / "d", tmp_path / "prefix"
+    simulator.create(driver)
+    (prefix / "etc/gpuhook").mkdir(parents=True)
+    lines = [f'{key} = "{driver}"\n' for key in ("driver-root", "dev-root", "proc-root", "sys-root")]
+    (prefix / "etc/gpuhook/runtime.toml").write_text("[driver]\n" + "".join(lines))
+    seen = []
+    for fault in ("none", "gpu-lost=1", "none"):
+        simulator.set_fault(driver, fault)
+        gpus = record.load(config.load(str(prefix)), str(prefix)).gpus
+        seen.append([not gpu.error for gpu in gpus])
+    assert seen == [[True, True], [True, False], [True, True]]
+
+
+@pytest.mark.parametrize(
+    ("words", "reference", "says", "hint"),
+    [
+        (
+            ["create", "/proc/foo"],
+            "sim-failed",
+            "in /proc/foo failed: No such file",
+            "choose a directory on a file system",
+        ),
+        (["fault", "/etc", "hang"], "sim-invalid", "/etc is no simulated driver", "gpuhook sim create has made"),
+        (["mig", "/etc/passwd"], "sim-invalid", "/etc/passwd is no simulated driver", "gpuhook sim create has made"),
+        (
+            ["fault", "/nowhere", "hang"],
+            "sim-invalid",
+            "/nowhere is no simulated driver",
+            "gpuhook sim create has made",
+        ),
+    ],
+)
+def test_a_wrong_directory_is_told_in_words(words: list[str], reference: str, says: str, hint: str) -> None:
+    """A sentence and what to do; no number of an error, no name of a temporary file."""
+    with pytest.raises(GpuhookError) as caught:
+        CliRunner().invoke(sim, words, catch_exceptions=False)
+    assert caught.value.reference == reference
+    assert says in caught.value.message
+    assert "Errno" not in caught.value.message
+    assert hint in caught.value.hint
 
 
 def test_bad_fault_is_refused(tmp_path: Path) -> None:

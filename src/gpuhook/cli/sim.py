@@ -71,7 +71,10 @@ Examples:
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 @click.argument("fault")
 def fault(directory: Path, fault: str) -> None:
-    """Let the simulated driver in DIR fail from now on: FAULT is `none` or a comma list."""
+    """Let the simulated driver in DIR fail from now on: FAULT is `none` or a comma list.
+
+    It counts from the next container on.
+    """
     simulator.set_fault(directory, fault)
     click.echo(f"{directory}: fault {fault}")
 

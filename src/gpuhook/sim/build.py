@@ -138,7 +138,12 @@ def _run(words: list[str], what: str) -> None:
             words, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT, env=environment, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise GpuhookError("sim-failed", f"compiling {what} for the simulated driver failed: {error}") from None
+        reason = error.strerror if isinstance(error, OSError) else f"{words[0]} took longer than {_TIMEOUT} s"
+        raise GpuhookError(
+            "sim-failed",
+            f"compiling {what} for the simulated driver failed: {reason}",
+            f"see whether {words[0]} runs; $CC names another compiler",
+        ) from None
     if done.returncode:
         said = done.stderr.strip()[-2000:] or f"exit status {done.returncode}, without a word"
         raise GpuhookError(

@@ -37,7 +37,7 @@ def create(directory: Path, options: SimOptions | None = None) -> None:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
     except OSError as error:
-        raise GpuhookError("sim-failed", f"making the simulated driver in {directory} failed: {error}") from None
+        raise _failed(f"making the simulated driver in {directory}", directory.parent, error) from None
 
 
 def set_fault(directory: Path, fault: str) -> None:
@@ -71,8 +71,13 @@ def _change(directory: Path, new: State, *, nodes: bool) -> None:
         temporary.write_text(state.text(new))
         temporary.chmod(0o644)
         temporary.rename(directory / state.CONF)
+        # as an installation does: what was known of this driver counts no longer (times of the libraries are in the
+        # key of gpuhook's record), so the next start asks NVML anew
+        for folder in {layout.libraries for layout in LAYOUTS.values()}:
+            for file in (directory / folder).glob("libnvidia-ml.so.*"):
+                os.utime(file, follow_symlinks=False)
     except OSError as error:
-        raise GpuhookError("sim-failed", f"changing the simulated driver in {directory} failed: {error}") from None
+        raise _failed(f"changing the simulated driver in {directory}", directory, error) from None
 
 
 def init_count(directory: Path) -> int:
@@ -84,12 +89,24 @@ def _load(directory: Path) -> State:
     try:
         text = (directory / state.CONF).read_text()
     except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
         raise GpuhookError(
             "sim-invalid",
-            f"{directory} is no simulated driver: {state.CONF} cannot be read: {error}",
-            f"make one: gpuhook sim create {directory}",
+            f"{directory} is no simulated driver: {state.CONF} in it can't be read: {reason}",
+            "name a directory that gpuhook sim create has made",
         ) from None
     return state.parse(text)
+
+
+def _failed(what: str, place: Path, error: OSError) -> GpuhookError:
+    if os.geteuid() != 0:
+        hint = "run it as root, who alone can make device nodes"
+    else:
+        hint = (
+            f"choose a directory on a file system for ordinary files and device nodes; {place} is on one that is not, "
+        )
+        hint += "or that is full, read-only or mounted nodev"
+    return GpuhookError("sim-failed", f"{what} failed: {error.strerror or error}", hint)
 
 
 def _check_target(directory: Path) -> None:
