@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from gpuhook import apply, enter
+from gpuhook import enter
 from gpuhook.model import DriverFile, FileId, Image, Plan
 from gpuhook.rootfs import Root
+from gpuhook.sources import acquire
 from tests import sandbox
 
 NO_IMAGE = Image("", "", "/usr/lib")
@@ -117,7 +118,7 @@ def apply_plan(
         before()
         return plan, image
 
-    sources = apply.acquire(str(top), files, others)
+    sources = acquire(str(top), files, others)
     try:
         target = enter.Target(container.pid, str(container.root), tmpfs)
         return enter.mount(target, sources, make_plan, deadline)

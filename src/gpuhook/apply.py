@@ -1,103 +1,23 @@
-"""Steps in, kernel calls out: acquire sources on the host; inside the container attach them by handle, or undo.
+"""Steps in, kernel calls out: inside the container attach what was acquired on the host by handle, or undo.
 
-Hot path. Sources are opened on the host below the driver root, proven to be the files that the record names, cloned,
-and made read-only while still detached. The `Mounter` works in the child that has entered the container's mount
-namespace (enter.py): it opens nothing by a path of the host, imports nothing and executes nothing. Whatever fails, it
-undoes what it did and says which step failed and why.
+Hot path. The `Mounter` works in the child that has entered the container's mount namespace (enter.py): it opens nothing
+by a path of the host, imports nothing and executes nothing. Whatever fails, it undoes what it did and says which step
+failed and why.
 """
 
 import errno
 import posix
 
-from gpuhook import ldcache, ldconf, linux, rootfs
+from gpuhook import driverproc, ldcache, ldconf, linux, rootfs
 from gpuhook.errors import GpuhookError
-from gpuhook.model import Bind, DriverFile, Image, Link, LoaderCache, Plan
+from gpuhook.model import Bind, Image, Link, LoaderCache, Plan
+from gpuhook.sources import Sources, failed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_FILE = linux.MOUNT_ATTR_RDONLY | linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV
-_SOCKET = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV | linux.MOUNT_ATTR_NOEXEC
 _TRIES = 16
-
-
-class Sources:
-    """Detached mounts of host objects, by their path below the driver root; attached, or closed with the rest."""
-
-    __slots__ = ("handles",)
-
-    def __init__(self) -> None:
-        self.handles: dict[str, int] = {}
-
-    def close(self) -> None:
-        """Close all handles; a mount that was attached stays, a detached one vanishes."""
-        for fd in self.handles.values():
-            posix.close(fd)
-        self.handles.clear()
-
-
-def acquire(driver_root: str, files: "tuple[DriverFile, ...]", others: "tuple[str, ...]") -> Sources:
-    """Handles of all that may be mounted. `others` are sockets and directories, left out where they are absent.
-
-    A file that is not the one in the record (device, inode, size, times) is GpuhookError `driver-changed`: the record
-    proved its owner and its directories, and the identity carries that proof here.
-    """
-    sources = Sources()
-    root = posix.open(driver_root, linux.O_PATH | posix.O_DIRECTORY | linux.O_CLOEXEC)
-    try:
-        for item in files:
-            fd = _clone(root, item.path, _FILE, sources)
-            found = posix.fstat(fd)
-            know = item.id
-            if (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns) != (
-                know.dev,
-                know.ino,
-                know.size,
-                know.mtime,
-                know.ctime,
-            ):
-                raise _changed(item.path)
-        for path in others:
-            try:
-                _clone(root, path, _SOCKET, sources)
-            except GpuhookError as error:
-                if error.reference != "driver-changed":
-                    raise
-    except BaseException:
-        sources.close()
-        raise
-    finally:
-        posix.close(root)
-    return sources
-
-
-def _clone(root: int, path: str, attributes: int, sources: Sources) -> int:
-    flags = linux.OPEN_TREE_CLONE | linux.AT_SYMLINK_NOFOLLOW
-    try:
-        fd = linux.open_tree(root, path.lstrip("/"), flags)
-    except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ENOTDIR):
-            raise _changed(path) from None
-        raise _failed(f"a copy of the mount of {path}", error) from None
-    sources.handles[path] = fd
-    try:
-        linux.mount_setattr(fd, attributes, linux.MS_PRIVATE)
-    except OSError as error:
-        raise _failed(f"restricting the mount of {path}", error) from None
-    return fd
-
-
-def _changed(path: str) -> GpuhookError:
-    return GpuhookError(
-        "driver-changed",
-        f"{path} is not the file that it was when this start began: the driver is being changed",
-        "start the container again when the driver's installation has ended",
-    )
-
-
-def _failed(what: str, error: OSError) -> GpuhookError:
-    return GpuhookError("mount-failed", f"{what} failed: {error.strerror}", "see the kernel's log")
 
 
 class Mounter:
@@ -148,6 +68,8 @@ class Mounter:
         handle = self.sources.handles.get(step.source)
         if handle is None:
             return ""  # a socket or directory that the host does not have
+        if step.kind == "proc":
+            return driverproc.attach(self.root, self.sources, step.target, self.used, self.undo)
         folder, name = self._parent(step.target)
         target = self._mountpoint(folder, name, step)
         if target is None:
@@ -158,10 +80,10 @@ class Mounter:
                 again = handle = linux.open_tree(handle, "", linux.OPEN_TREE_CLONE | linux.AT_EMPTY_PATH)
             linux.move_mount(handle, target)
             self.used.add(step.source)
-            self.undo.append(lambda: _unmount(folder, name))
+            self.undo.append(lambda: linux.unmount_at(folder, name))
             self._verify(handle, folder, name, step.target)
         except OSError as error:
-            raise _failed(f"mounting {step.source} at {step.target}", error) from None
+            raise failed(f"mounting {step.source} at {step.target}", error) from None
         finally:
             posix.close(target)
             if again >= 0:
@@ -329,12 +251,6 @@ class Mounter:
 
 def _remover(parent: int, name: str) -> "Callable[[], None]":
     return lambda: posix.rmdir(name, dir_fd=parent)
-
-
-def _unmount(folder: int, name: str) -> None:
-    """Detach our mount at a name; by the directory's handle, since umount2 takes no descriptor."""
-    posix.fchdir(folder)
-    linux.umount2(name, linux.MNT_DETACH | linux.UMOUNT_NOFOLLOW)
 
 
 def _remove_empty(folder: int, name: str, made: posix.stat_result) -> None:

@@ -13,9 +13,10 @@ import sys
 import time
 
 from gpuhook import jsonio, linux, rootfs
-from gpuhook.apply import Mounter, Sources
+from gpuhook.apply import Mounter
 from gpuhook.errors import GpuhookError
 from gpuhook.model import Image, Plan, value
+from gpuhook.sources import Sources
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -83,6 +83,9 @@ def orders(granted: Grant, container: Container) -> list[str]:
     """
     words = ["--record", granted.record.id, "--root", container.root]
     words += ["--capabilities", ",".join(granted.request.capabilities)]
+    words += ["--gpus", ",".join([gpu.uuid for gpu in granted.gpus])]
+    if granted.request.mig:
+        words += ["--rights", ",".join(granted.request.mig)]
     for mount in container.tmpfs:
         words += ["--tmpfs", mount]
     if granted.compat:

@@ -8,7 +8,7 @@ that record, so nothing is decided again here. Another record now means that the
 import posix
 import sys
 
-from gpuhook import apply, config, enter, image, linux, plan, state
+from gpuhook import config, driverproc, enter, image, linux, plan, sources, state
 from gpuhook.driver import record
 from gpuhook.errors import GpuhookError
 from gpuhook.log import Log
@@ -38,11 +38,12 @@ def main(argv: list[str], prefix: str) -> int:
         log = Log(config.log_path(settings, prefix), settings.log_level)
         known = same_record(settings, prefix, orders.record)
         files = plan.select(known, orders.capabilities)
-        sources = apply.acquire(settings.driver_root, files, settings.sockets + settings.directories)
+        taken = sources.acquire(settings.driver_root, files, settings.sockets + settings.directories)
+        proc = _proc(known, orders, settings, taken) if orders.proc else ()
         warnings = enter.mount(
             enter.Target(told.pid, orders.root, orders.tmpfs),
-            sources,
-            lambda root: steps(root, known, files, settings, compat=orders.compat),
+            taken,
+            lambda root: steps(root, known, files, settings, compat=orders.compat, proc=proc),
             settings.deadline,
         )
         for warning in warnings:
@@ -68,9 +69,13 @@ def harden() -> None:
 
 @value
 class Orders:
-    """What the shim decided (`grant.orders`): the record it decided by, the container's root, its capabilities, where
-    its spec mounts a fresh tmpfs, whether the image's forward-compatibility libraries may be used, and the device nodes
-    granted (`PATH:MAJOR:MINOR`), which stand here so that a later start of the bundle can take them back."""
+    """What the shim decided (`grant.orders`, `oci.Spec.orders`).
+
+    The record it decided by, the container's root, its capabilities, where its spec mounts a fresh tmpfs; whether the
+    image's forward-compatibility libraries may be used; the device nodes granted (`PATH:MAJOR:MINOR`), which stand here
+    so that a later start of the bundle can take them back; the UUIDs of what was granted, and the rights over all MIG
+    devices; whether /proc/driver/nvidia is masked; and the spec's mount label.
+    """
 
     record: str
     root: str
@@ -78,19 +83,23 @@ class Orders:
     tmpfs: tuple[str, ...]
     compat: bool
     nodes: tuple[str, ...]
+    gpus: tuple[str, ...]
+    rights: tuple[str, ...]
+    proc: bool
+    label: str
 
 
 def parse(words: list[str]) -> Orders:
     """Read the hook's arguments. GpuhookError `usage` for what the shim would not write."""
-    found = {"--record": "", "--root": "", "--capabilities": ""}
+    found = {"--record": "", "--root": "", "--capabilities": "", "--gpus": "", "--rights": "", "--label": ""}
+    flags = {"--compat": False, "--proc": False}
     tmpfs = []
     nodes = []
-    compat = False
     left = words[::-1]
     while left:
         word = left.pop()
-        if word == "--compat":
-            compat = True
+        if word in flags:
+            flags[word] = True
         elif word == "--tmpfs" and left:
             tmpfs.append(left.pop())
         elif word == "--node" and left:
@@ -101,14 +110,28 @@ def parse(words: list[str]) -> Orders:
             raise GpuhookError("usage", f"gpuhook-hook does not take {word!r}", _USAGE)
     if not found["--record"] or not found["--root"].startswith("/"):
         raise GpuhookError("usage", "gpuhook-hook was called without --record and --root", _USAGE)
-    capabilities = tuple([word for word in found["--capabilities"].split(",") if word])
-    return Orders(found["--record"], found["--root"], capabilities, tuple(tmpfs), compat, tuple(nodes))
+    return Orders(
+        found["--record"],
+        found["--root"],
+        _list(found["--capabilities"]),
+        tuple(tmpfs),
+        flags["--compat"],
+        tuple(nodes),
+        _list(found["--gpus"]),
+        _list(found["--rights"]),
+        flags["--proc"],
+        found["--label"],
+    )
+
+
+def _list(text: str) -> tuple[str, ...]:
+    return tuple([word for word in text.split(",") if word])
 
 
 def same_record(settings: config.Config, prefix: str, identity: str) -> Record:
     """The record that the shim decided by, a moment ago. GpuhookError `driver-changed` where there is another by now.
 
-    The stored one is taken by its id, without its key: `apply.acquire` proves each file to be the one that the record
+    The stored one is taken by its id, without its key: `sources.acquire` proves each file to be the one that the record
     names. Where none is stored (a read-only /run) or another, this host's driver is looked at again; the id names the
     driver's state, so the same driver gets the same one.
     """
@@ -125,12 +148,33 @@ def same_record(settings: config.Config, prefix: str, identity: str) -> Record:
     return known
 
 
+def _proc(known: Record, orders: Orders, settings: config.Config, taken: sources.Sources) -> tuple[str, ...]:
+    """The container's /proc/driver/nvidia: of each granted GPU its directory, of a MIG device its parent's and its
+    capabilities' own."""
+    names = []
+    for gpu in known.gpus:
+        migs = [mig for mig in gpu.migs if mig.uuid in orders.gpus]
+        if migs or gpu.uuid in orders.gpus:
+            names.append(driverproc.gpu_names(gpu.bus_id))
+        for mig in migs:
+            names += [(name,) for name in driverproc.mig_names(gpu.minor, mig.gi, mig.ci)]
+    if orders.rights:
+        names = [each for each in names if not each[0].startswith("capabilities/")] + [("capabilities",)]
+    return driverproc.acquire(settings.proc_root, tuple(names), orders.label, taken)
+
+
 def steps(
-    root: Root, known: Record, files: "tuple[DriverFile, ...]", settings: config.Config, *, compat: bool
+    root: Root,
+    known: Record,
+    files: "tuple[DriverFile, ...]",
+    settings: config.Config,
+    *,
+    compat: bool,
+    proc: tuple[str, ...] = (),
 ) -> tuple[Plan, Image]:
     """The plan for the image that `root` shows; called inside the container's mount namespace, and by `explain`."""
     found = image.look(root, files, compat=compat)
-    return plan.make(known, files, found, settings.sockets, settings.directories), found
+    return plan.make(known, files, found, settings.sockets, settings.directories, proc), found
 
 
 def report(error: GpuhookError, name: str, log: Log) -> int:

@@ -34,6 +34,10 @@ MOUNT_ATTR_NOEXEC = 0x08
 MS_PRIVATE = 1 << 18
 MNT_DETACH = 2
 UMOUNT_NOFOLLOW = 8
+FSCONFIG_SET_FLAG = 0
+FSCONFIG_SET_STRING = 1
+FSCONFIG_CMD_CREATE = 6
+FSCONFIG_CMD_RECONFIGURE = 7
 CLONE_NEWNS = 0x00020000
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
@@ -54,6 +58,9 @@ _CALLS = {
     "setfsgid": (123 if _X86_64 else 152, "1.2"),
     "open_tree": (428, "5.2"),
     "move_mount": (429, "5.2"),
+    "fsopen": (430, "5.2"),
+    "fsconfig": (431, "5.2"),
+    "fsmount": (432, "5.2"),
     "close_range": (436, "5.9"),
     "openat2": (437, "5.6"),
     "mount_setattr": (442, "5.12"),
@@ -142,6 +149,27 @@ def move_mount(source_fd: int, target_fd: int) -> None:
     """Attach the detached mount of one handle at the object of the other."""
     flags = MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH
     _call("move_mount", source_fd, b"\0", target_fd, b"\0", flags)
+
+
+def fsopen(kind: str) -> int:
+    """A handle by which a new file system is configured."""
+    return _call("fsopen", _path(kind), 1)  # FSOPEN_CLOEXEC
+
+
+def fsconfig(fd: int, command: int, key: "str | None", text: "str | None") -> None:
+    """Set one option, or make or change the file system (FSCONFIG_*)."""
+    _call("fsconfig", fd, command, 0 if key is None else _path(key), 0 if text is None else _path(text), 0)
+
+
+def fsmount(fd: int, attributes: int) -> int:
+    """A detached mount of the file system that was made, with MOUNT_ATTR_*."""
+    return _call("fsmount", fd, 1, attributes)  # FSMOUNT_CLOEXEC
+
+
+def unmount_at(folder: int, name: str) -> None:
+    """Detach the mount at a name; by the directory's handle, since umount2 takes no descriptor."""
+    posix.fchdir(folder)
+    umount2(name, MNT_DETACH | UMOUNT_NOFOLLOW)
 
 
 def umount2(path: str, flags: int) -> None:

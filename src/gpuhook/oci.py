@@ -87,6 +87,17 @@ class Spec:
             tmpfs=tuple([destination for destination, kind in types.items() if kind == "tmpfs"]),
         )
 
+    def orders(self) -> list[str]:
+        """What the hook has to know of the spec itself, as its arguments.
+
+        A container without `maskedPaths` gets nothing at /proc/driver/nvidia: it may make containers of its own, and
+        the kernel lets no procfs be mounted in a user namespace while one in sight is partly covered.
+        """
+        linux_part = self._object(self.data, "linux")
+        label = self._string(linux_part, "mountLabel")
+        words = ["--proc"] if self._list(linux_part, "maskedPaths") else []
+        return [*words, "--label", label] if label else words
+
     def _env(self, process: "dict[str, JSON]") -> "list[tuple[str, str]]":
         """`process.env` as (name, value), repeats kept; an entry without `=` says nothing and is skipped."""
         pairs = []

@@ -38,14 +38,18 @@ def select(record: Record, capabilities: "tuple[str, ...]") -> "tuple[DriverFile
     return files
 
 
-def make(
+def make(  # noqa: PLR0917 - what the container gets, kind by kind
     record: Record,
     files: "tuple[DriverFile, ...]",
     image: Image,
     sockets: "tuple[str, ...]" = (),
     directories: "tuple[str, ...]" = (),
+    proc: "tuple[str, ...]" = (),
 ) -> Plan:
-    """All steps for one container. GpuhookError `rootfs-architecture` for an image of another machine."""
+    """All steps for one container; `proc` are paths of /proc/driver/nvidia, itself first.
+
+    GpuhookError `rootfs-architecture` for an image of another machine.
+    """
     if image.machine and record.machine and image.machine != record.machine:
         raise GpuhookError(
             "rootfs-architecture",
@@ -60,6 +64,7 @@ def make(
     steps += _firmware(files)
     steps += [Bind(path, path, "socket", optional=True, reason="a daemon of the driver") for path in sockets]
     steps += [Bind(path, path, "directory", optional=True, reason="a daemon of the driver") for path in directories]
+    steps += [Bind(path, path, "proc", reason="the driver's words on the granted GPUs alone") for path in proc]
     steps += _links(files, image, covered)
     cache = _loader_cache(files, image, record)
     if cache is not None:

@@ -15,7 +15,7 @@ from gpuhook.errors import GpuhookError
 
 _IN_ROOT = linux.RESOLVE_IN_ROOT | linux.RESOLVE_NO_MAGICLINKS
 _ONE_NAME = linux.RESOLVE_BENEATH | linux.RESOLVE_NO_SYMLINKS | linux.RESOLVE_NO_MAGICLINKS | linux.RESOLVE_NO_XDEV
-_PROC_ROOT_INO = 1  # include/linux/proc_fs.h: the root of every procfs (and of a tmpfs: `self` tells them apart)
+PROC_ROOT_INO = 1  # include/linux/proc_fs.h: the root of every procfs (and of a tmpfs: `self` tells them apart)
 _LINKS = 40  # as the kernel's MAXSYMLINKS
 
 # What a lookup says of a path that is not there, or that leads through something that is no directory.
@@ -29,7 +29,7 @@ def open_proc() -> int:
         own = posix.readlink("self", dir_fd=fd) == str(posix.getpid())
     except OSError:
         own = False
-    if posix.fstat(fd).st_ino != _PROC_ROOT_INO or not own:
+    if posix.fstat(fd).st_ino != PROC_ROOT_INO or not own:
         posix.close(fd)
         raise GpuhookError(
             "rootfs-unsafe",

@@ -93,7 +93,7 @@ def write(
             'mount a tmpfs at /dev, as `runc spec` and every engine do: {"destination":"/dev","type":"tmpfs"}',
         )
     spec.grant(granted.nodes, settings.dev_root)
-    orders = grant.orders(granted, container)
+    orders = grant.orders(granted, container) + spec.orders()
     for node in granted.nodes:
         orders += ["--node", f"{node.path}:{node.major}:{node.minor}"]
     return spec.add_hook(settings.stage, f"{prefix}/usr/bin/{oci.HOOK}", orders, settings.deadline + _TIMEOUT_MARGIN)

@@ -13,14 +13,25 @@ from pathlib import Path
 
 import pytest
 
-from gpuhook import apply, config, enter, hook, linux
+from gpuhook import config, enter, hook, linux, sources
 from gpuhook.model import DriverFile, Record, replace
 from tests import container as containers
 from tests import sandbox
 from tests.images import CHECKOUT, image
 
 SOURCE = CHECKOUT / "src/gpuhook"
-INSIDE = ("apply", "enter", "image", "ldcache", "ldconf", "rootfs", "elf", "plan")  # what the child runs
+INSIDE = (
+    "apply",
+    "driverproc",
+    "sources",
+    "enter",
+    "image",
+    "ldcache",
+    "ldconf",
+    "rootfs",
+    "elf",
+    "plan",
+)  # what the child runs
 BASE = ("linux", "jsonio")  # what those stand on
 
 FORBIDDEN_CALLS = {"open", "exec", "eval", "compile", "__import__", "input", "breakpoint"}
@@ -40,7 +51,7 @@ BY_HANDLE = {
     "replace": "src_dir_fd",
 }
 # Opened by a path of the host, before the container is entered: (module, function).
-ON_THE_HOST = {("rootfs", "open_proc"), ("rootfs", "at"), ("apply", "acquire")}
+ON_THE_HOST = {("rootfs", "open_proc"), ("rootfs", "at"), ("sources", "acquire"), ("driverproc", "acquire")}
 # open_root calls Root.at with the engine's path of the root: the one path of the host that is opened inside.
 
 
@@ -223,9 +234,9 @@ def _watched(box: containers.Container, top: Path, files: tuple[DriverFile, ...]
     linux.__dict__["setns"] = setns
     known = Record("r", "535.1", (12, 2), False, "x86-64", (), files)
     settings = config.Config(sockets=(), directories=())
-    sources = apply.acquire(str(top), files, ())
+    taken = sources.acquire(str(top), files, ())
     target = enter.Target(box.pid, str(box.root), ())
-    enter.mount(target, sources, lambda root: hook.steps(root, known, files, settings, compat=True), 20)
+    enter.mount(target, taken, lambda root: hook.steps(root, known, files, settings, compat=True), 20)
 
 
 @pytest.mark.parametrize(

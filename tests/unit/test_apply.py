@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from gpuhook import apply, linux
+from gpuhook import linux
 from gpuhook.errors import GpuhookError
 from gpuhook.model import Bind, Image, Link, LoaderCache, Plan, replace
+from gpuhook.sources import acquire
 from tests import container as containers
 from tests import sandbox
 from tests.container import Container, apply_plan, driver_file, listing
@@ -556,7 +557,7 @@ def test_a_driver_that_changes_is_told(host: Path, how: str) -> None:
             path.mkdir()
     before = sorted(os.listdir("/proc/self/fd"))
     with pytest.raises(GpuhookError) as caught:
-        apply.acquire(str(host), files, ())
+        acquire(str(host), files, ())
     assert caught.value.reference == "driver-changed"
     assert CUDA in caught.value.message
     assert sorted(os.listdir("/proc/self/fd")) == before
@@ -567,14 +568,14 @@ def test_identity_is_all_of_device_inode_size_and_times(host: Path) -> None:
     for field in ("dev", "ino", "size", "mtime", "ctime"):
         wrong = replace(good, id=replace(good.id, **{field: getattr(good.id, field) + 1}))
         with pytest.raises(GpuhookError):
-            apply.acquire(str(host), (wrong,), ())
-    apply.acquire(str(host), (good,), ()).close()
+            acquire(str(host), (wrong,), ())
+    acquire(str(host), (good,), ()).close()
 
 
 def test_handles_are_closed_and_detached_mounts_vanish(host: Path) -> None:
     before = sorted(os.listdir("/proc/self/fd"))
     table = Path("/proc/self/mountinfo").read_bytes()
-    sources = apply.acquire(str(host), (driver_file(host, CUDA),), (SOCKET, PIPES, "/run/none"))
+    sources = acquire(str(host), (driver_file(host, CUDA),), (SOCKET, PIPES, "/run/none"))
     assert set(sources.handles) == {CUDA, SOCKET, PIPES}
     assert all(not os.get_inheritable(fd) for fd in sources.handles.values())
     sources.close()

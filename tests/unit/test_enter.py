@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from gpuhook import enter, linux, rootfs
-from gpuhook.apply import Sources
 from gpuhook.errors import GpuhookError
 from gpuhook.model import Image, Plan
+from gpuhook.sources import Sources
 from tests import container as containers
 from tests import sandbox
 from tests.container import NO_IMAGE, Container

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from gpuhook import apply, config, grant, hook, oci, plan, request, state
+from gpuhook import config, grant, hook, oci, plan, request, sources, state
 from gpuhook.cli import explain_plan, explain_text, prefix, render
 from gpuhook.config import Config
 from gpuhook.errors import GpuhookError, shown
@@ -131,14 +131,16 @@ def _orders(spec: oci.Spec, settings: Config, where: str) -> tuple[Orders | None
                 return hook.parse([str(word) for word in words[1:]] if isinstance(words, list) else []), stage
     container = spec.container()
     granted = grant.decide(container, settings, where)
-    return (None, "") if granted is None else (hook.parse(grant.orders(granted, container)), "decided now")
+    if granted is None:
+        return None, ""
+    return hook.parse(grant.orders(granted, container) + spec.orders()), "decided now"
 
 
 def _plan(document: dict[str, Any], known: Record, orders: Orders, root: str, settings: Config) -> None:
     """Every source as the hook takes it (and closed again), and the steps for the root that the host shows."""
     files = plan.select(known, orders.capabilities)
     if os.geteuid() == 0:
-        apply.acquire(settings.driver_root, files, settings.sockets + settings.directories).close()
+        sources.acquire(settings.driver_root, files, settings.sockets + settings.directories).close()
     else:
         document["warnings"].append("not root: the driver's files were not opened as the hook opens them")
     with explain_plan.looking(root) as inside:

@@ -1,0 +1,96 @@
+"""Handles of what a container may get, taken on the host: opened below the driver root, proven, cloned, restricted.
+
+Hot path. Each source is proven to be the file that the record names, and made read-only while it is still a detached
+mount that nobody else sees. What is done with them in the container is apply.py's.
+"""
+
+import errno
+import posix
+
+from gpuhook import linux
+from gpuhook.errors import GpuhookError
+from gpuhook.model import DriverFile
+
+FILE = linux.MOUNT_ATTR_RDONLY | linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV
+SOCKET = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV | linux.MOUNT_ATTR_NOEXEC
+
+
+class Sources:
+    """Detached mounts of host objects, by their path below the driver root; attached, or closed with the rest."""
+
+    __slots__ = ("handles",)
+
+    def __init__(self) -> None:
+        self.handles: dict[str, int] = {}
+
+    def close(self) -> None:
+        """Close all handles; a mount that was attached stays, a detached one vanishes."""
+        for fd in self.handles.values():
+            posix.close(fd)
+        self.handles.clear()
+
+
+def acquire(driver_root: str, files: "tuple[DriverFile, ...]", others: "tuple[str, ...]") -> Sources:
+    """Handles of all that may be mounted. `others` are sockets and directories, left out where they are absent.
+
+    A file that is not the one in the record (device, inode, size, times) is GpuhookError `driver-changed`: the record
+    proved its owner and its directories, and the identity carries that proof here.
+    """
+    sources = Sources()
+    root = posix.open(driver_root, linux.O_PATH | posix.O_DIRECTORY | linux.O_CLOEXEC)
+    try:
+        for item in files:
+            found = posix.fstat(clone(root, item.path, FILE, sources))
+            know = item.id
+            if (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns) != (
+                know.dev,
+                know.ino,
+                know.size,
+                know.mtime,
+                know.ctime,
+            ):
+                raise _changed(item.path)
+        for path in others:
+            try:
+                clone(root, path, SOCKET, sources)
+            except GpuhookError as error:
+                if error.reference != "driver-changed":
+                    raise
+    except BaseException:
+        sources.close()
+        raise
+    finally:
+        posix.close(root)
+    return sources
+
+
+def clone(root: int, path: str, attributes: int, sources: Sources, name: str = "") -> int:
+    """A detached, restricted copy of the mount at a path below `root`, kept in `sources` by that path or by `name`.
+
+    GpuhookError `driver-changed` where there is nothing, `mount-failed`, `kernel-too-old`.
+    """
+    try:
+        fd = linux.open_tree(root, path.lstrip("/"), linux.OPEN_TREE_CLONE | linux.AT_SYMLINK_NOFOLLOW)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR):
+            raise _changed(path) from None
+        raise failed(f"a copy of the mount of {path}", error) from None
+    sources.handles[name or path] = fd
+    try:
+        linux.mount_setattr(fd, attributes, linux.MS_PRIVATE)
+    except OSError as error:
+        raise failed(f"restricting the mount of {path}", error) from None
+    return fd
+
+
+def failed(what: str, error: OSError) -> GpuhookError:
+    """The error for a mount that the kernel refused."""
+    return GpuhookError("mount-failed", f"{what} failed: {error.strerror}", "see the kernel's log")
+
+
+def _changed(path: str) -> GpuhookError:
+    return GpuhookError(
+        "driver-changed",
+        f"{path} is not the file that it was when this start began: the driver is being changed",
+        "start the container again when the driver's installation has ended",
+    )
