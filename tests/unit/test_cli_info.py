@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpuhook import __version__
+from gpuhook import __version__, sim
 from gpuhook.cli import main
 from gpuhook.cli.info import age
 from gpuhook.config import load
@@ -171,3 +171,47 @@ def test_list_without_a_driver(folder: Path, run: Run) -> None:
     status, out, err = run("list", where=folder)
     assert (status, out) == (50, "")
     assert "[driver-not-found]" in err
+
+
+# --- MIG ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def divided(sim_driver: Path, folder: Path) -> Path:
+    """An installation whose first GPU is divided."""
+    configure(folder, copy_of(sim_driver, folder / "driver"))
+    sim.set_mig(folder / "driver", ("0=1/0,2/0",))
+    return folder
+
+
+def test_info_lists_mig_devices_below_the_gpus(divided: Path, run: Run) -> None:
+    rows = [line.split("\t") for line in run("info", where=divided)[1].splitlines() if "\t" in line]
+    assert [(row[0], row[-1]) for row in rows] == [("0", "MIG mode"), ("1", "ok"), ("0:0", "1/0"), ("0:1", "2/0")]
+    assert all(row[1].startswith("MIG-") for row in rows[2:])
+    found = document(run("info", "--json", where=divided)[1])["gpus"]
+    assert [len(gpu["mig_devices"]) for gpu in found] == [2, 0]
+    assert found[0]["mig_devices"][1] == {
+        "index": 1,
+        "uuid": rows[3][1],
+        "gpu_instance": 2,
+        "compute_instance": 0,
+    }
+
+
+def test_record_and_explain_say_the_same_of_them(divided: Path, run: Run) -> None:
+    known = document(run("info", "--json", where=divided)[1])["gpus"]
+    assert document(run("record", "show", "--json", where=divided)[1])["gpus"] == known
+    told = document(run("explain", "--json", "--env", "NVIDIA_VISIBLE_DEVICES=0:1", where=divided)[1])
+    assert told["host_gpus"] == known
+    assert [[mig["index"] for mig in gpu["mig_devices"]] for gpu in told["gpus"]] == [[1]]
+    assert "MIG 0:1 (2/0)" in run("explain", "--env", "NVIDIA_VISIBLE_DEVICES=0:1", where=divided)[1]
+
+
+def test_a_mig_change_outdates_the_record_and_refresh_names_it(divided: Path, run: Run) -> None:
+    run("info", where=divided)
+    sim.set_mig(divided / "driver", ("0=1/0,5/0",))
+    found = document(run("record", "show", "--json", where=divided)[1])
+    assert found["state"] == "outdated"
+    assert "the MIG devices in /proc/driver/nvidia/capabilities" in found["changed"]
+    out = run("record", "refresh", where=divided)[1]
+    assert re.search(r"^changed: GPU 00000000:\S+: MIG device 1: 2/0 MIG-\S+ -> 5/0 MIG-\S+$", out, re.MULTILINE)

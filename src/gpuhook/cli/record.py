@@ -294,28 +294,34 @@ def changes(before: Record | None, now: Record | None) -> list[dict[str, Any]]:
     compare("machine", before.machine, now.machine)
     old, new = {_gpu_name(gpu): gpu for gpu in before.gpus}, {_gpu_name(gpu): gpu for gpu in now.gpus}
     for name in [*old, *(name for name in new if name not in old)]:
-        if old.get(name) != new.get(name):
-            compare(name, _said(old.get(name)), _said(new.get(name)))
+        if name not in old or name not in new:
+            compare(name, _whole(old.get(name)), _whole(new.get(name)))
+            continue
+        one, other = _fields(old[name]), _fields(new[name])
+        for field in [*one, *(field for field in other if field not in one)]:
+            compare(f"{name}: {field}", one.get(field), other.get(field))
     files, others = {item.path: item for item in before.files}, {item.path: item for item in now.files}
     for path in sorted({*files, *others}):
-        one, other = files.get(path), others.get(path)
-        if one != other:
-            was, now_is = _file(one), _file(other)
-            found.append({"what": path, "before": was, "after": "replaced" if was == now_is else now_is})
+        if files.get(path) != others.get(path):
+            was, is_now = _file(files.get(path)), _file(others.get(path))
+            compare(path, was, "replaced" if was == is_now else is_now)
     return found
 
 
 def _gpu_name(gpu: Gpu) -> str:
-    return f"GPU {gpu.uuid or gpu.index}"
+    """By its address, which a GPU that is lost keeps."""
+    return f"GPU {gpu.bus_id or gpu.uuid or gpu.index}"
 
 
-def _said(gpu: Gpu | None) -> str | None:
-    """All fields of a GPU but its UUID, in their order, as far as they say something."""
-    if gpu is None:
-        return None
-    found = {name: item for name, item in gpus.part(gpu).items() if name not in {"uuid", "mig_devices"} and item != ""}
-    found |= {f"MIG device {mig.index}": f"{mig.gi}/{mig.ci} {mig.uuid}" for mig in gpu.migs}
-    return ", ".join(f"{name} {item}" for name, item in found.items())
+def _whole(gpu: Gpu | None) -> str | None:
+    return None if gpu is None else f"{gpu.name} {gpu.uuid}".strip() or gpu.error
+
+
+def _fields(gpu: Gpu) -> dict[str, str]:
+    """What a GPU says of itself, by name, as far as it says something; a MIG device is a field."""
+    plain = {name: str(item) for name, item in gpus.part(gpu).items() if name not in {"bus_id", "mig_devices"}}
+    migs = {f"MIG device {mig.index}": f"{mig.gi}/{mig.ci} {mig.uuid}" for mig in gpu.migs}
+    return {name: item for name, item in (plain | migs).items() if item}
 
 
 def _file(item: DriverFile | None) -> str | None:
