@@ -29,7 +29,18 @@ from tests.images import image  # noqa: E402
 
 PYTHON = "/usr/bin/python3"
 VERSION = "580.95.05"
-ASKS = ("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=compute,utility,video")
+# What an image has in its environment; the requirement is that of an image of NVIDIA's.
+IMAGE = "12.6.3"
+REQUIRES = next(
+    line.split("\t")[4]
+    for line in (CHECKOUT / "tests/data/require-strings.tsv").read_text().splitlines()
+    if line.startswith(f"{IMAGE}\t")
+)
+ASKS = (
+    "NVIDIA_VISIBLE_DEVICES=all",
+    "NVIDIA_DRIVER_CAPABILITIES=compute,utility,video",
+    f"NVIDIA_REQUIRE_CUDA={REQUIRES}",
+)
 AT_ONCE = 50
 IDLE = 0.05
 STATE = WORK / "state"
@@ -388,7 +399,11 @@ def show(report: dict[str, Any]) -> None:
     print(f"method    {report['rounds']} rounds, interleaved, {IDLE * 1e3:.0f} ms idle before each sample, on tmpfs;")
     print(f"          a GPU create makes {report['mounts']} mounts, {report['links']} links and the loader's cache;")
     print("          medians in ms; added: the median of the differences within rounds")
-    print(f"T         {report['T']['wall']:.1f} ms wall, {report['T']['cpu']:.1f} ms CPU: python3 -IS -c pass\n")
+    print(
+        f"T         {report['T']['wall']:.1f} ms wall, {report['T']['cpu']:.1f} ms CPU: a bare Python on this machine"
+    )
+    print("          (python3 -IS -c pass), the unit in which machines can be compared")
+    print("bar       the most that the figure before it may be, in T, in times (x) or in MiB: met, or OVER\n")
     print(f"{'':34}{'runc':>8}{'gpuhook':>9}{'added':>8}{'in T':>8}{'bar':>8}  {'':5}{'CPU added':>10}{'in T':>8}")
     for row in report["rows"]:
         print(
