@@ -7,6 +7,7 @@ Standard library only, since the machine is bare.
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,8 @@ from tests.gpu.machine import Machine, said  # noqa: E402
 
 MOST = 8 * 60  # seconds that all of it may take
 FOR_FIGURES = 120  # seconds of them for timing creates
+LAST = 60  # seconds before the end after which no check is begun
+ONE = 45  # seconds that one container may take
 PROBE = """\
 echo @smi; nvidia-smi; echo "status $?"
 echo @list; nvidia-smi -L
@@ -63,6 +66,7 @@ class Checks:
         self.log.append(f"== {name}")
         finding, failure = None, ""
         try:
+            expect(begun - self.begun < MOST - LAST, "not run: the time is over")
             finding = check()
         except Exception as error:  # any failure is a finding of this check, and no end of the others
             failure = f"{type(error).__name__}: {error}"
@@ -92,7 +96,7 @@ class Checks:
             args=["/bin/sh", "-c", command or PROBE % ":"],
             env=env,
         )
-        result = bundles.Runtime(runtime or self.machine.shim, self.machine.work / "runtime").run(made)
+        result = bundles.Runtime(runtime or self.machine.shim, self.machine.work / "runtime", timeout=ONE).run(made)
         self.log += [f"$ run {' '.join(env)}", result.out.rstrip(), result.err.rstrip(), f"status {result.code}"]
         return result
 
@@ -100,10 +104,8 @@ class Checks:
         """What a container with a GPU request sees, by the parts of PROBE."""
         result = self.container(*env, command=PROBE % closed)
         expect(result.code == 0, f"the container ended with {result.code}: {result.out}{result.err}")
-        parts: dict[str, str] = {}
-        for part in result.out.split("@")[1:]:
-            name, _, rest = part.partition("\n")
-            parts[name] = rest.strip()
+        pieces = re.split(r"^@(\w+)\n", result.out, flags=re.MULTILINE)[1:]
+        parts = {name: text.strip() for name, text in zip(pieces[::2], pieces[1::2], strict=True)}
         expect("end" in parts, f"the probe did not reach its end: {result.out}")
         return parts
 
@@ -132,7 +134,7 @@ class Checks:
         parts = self.sections(f"NVIDIA_VISIBLE_DEVICES={asked}")
         expect("status 0" in parts["smi"], f"nvidia-smi failed: {parts['smi']}")
         expect(self.info["driver"]["version"] in parts["smi"], f"nvidia-smi names another driver: {parts['smi']}")
-        listed = [line for line in parts["list"].splitlines() if "UUID" in line]
+        listed = [line for line in parts["list"].splitlines() if line.startswith("GPU ")]
         wanted = {gpu["uuid"] for gpu in gpus}
         found = {gpu["uuid"] for gpu in self.gpus if gpu["uuid"] in parts["list"]}
         expect(found == wanted and len(listed) == len(gpus), f"nvidia-smi lists {listed}, wanted {sorted(wanted)}")
@@ -199,6 +201,8 @@ class Checks:
 
     def all(self, rounds: int) -> dict[str, Any]:
         """Every check in order; the report."""
+        if self.machine.smi:  # as root it may load modules and make nodes: that is not gpuhook's doing
+            said(self.machine.smi, "-L")
         mounts, nodes = Path("/proc/self/mounts").read_text(), self.machine.nodes()
         self.run("host", self.host)
         self.run("plain runc", self.plain)
@@ -223,11 +227,10 @@ class Checks:
             unknown = f"NVIDIA_VISIBLE_DEVICES={len(self.gpus)}"
             self.run("a GPU that is not there", lambda: self.refused(31, "device-unknown", unknown))
             times["record"] = self.run("record, cold and warm", lambda: figures.record_times(self.machine))
-            end = min(time.monotonic() + FOR_FIGURES, self.begun + MOST - 60)
+            end = min(time.monotonic() + FOR_FIGURES, self.begun + MOST - LAST - ONE)
             times["creates"] = self.run("creates", lambda: figures.create_times(self.machine, rounds, end))
         self.run("nothing is left", lambda: self.clean(mounts, nodes))
         return {
-            "machine": self.machine.facts(),
             "adjusted": self.machine.adjusted,
             "seconds": round(time.monotonic() - self.begun, 1),
             "ok": bool(self.gpus) and all(item["ok"] for item in self.results),
@@ -251,7 +254,7 @@ def main() -> int:
     report: dict[str, Any] = {"ok": False, "machine": machine.facts()}
     try:
         with machine.prepared():
-            report = checks.all(options.rounds)
+            report |= checks.all(options.rounds)
     except Exception as error:
         report["failure"] = f"{type(error).__name__}: {error}"
         print(f"FAILED  {report['failure']}")
