@@ -56,6 +56,7 @@ def acquire(
             _fill(root, tree)
             _directories(tree, ["gpus"])
             paths = [path for each in names for path in _copy(root, tree, each, into)]
+            sources.restrict(into)
             linux.fsconfig(maker, linux.FSCONFIG_SET_FLAG, "ro", None)
             linux.fsconfig(maker, linux.FSCONFIG_CMD_RECONFIGURE, None, None)
         finally:

@@ -31,6 +31,9 @@ MOUNT_ATTR_RDONLY = 0x01
 MOUNT_ATTR_NOSUID = 0x02
 MOUNT_ATTR_NODEV = 0x04
 MOUNT_ATTR_NOEXEC = 0x08
+MS_REMOUNT = 32
+MS_BIND = 1 << 12
+MS_REC = 1 << 14
 MS_PRIVATE = 1 << 18
 MNT_DETACH = 2
 UMOUNT_NOFOLLOW = 8
@@ -52,6 +55,8 @@ O_NOFOLLOW = posix.O_NOFOLLOW
 _X86_64 = posix.uname().machine == "x86_64"
 _CALLS = {
     "setns": (308 if _X86_64 else 268, "3.0"),
+    "unshare": (272 if _X86_64 else 97, "2.6.16"),
+    "mount": (165 if _X86_64 else 40, "1.0"),
     "umount2": (166 if _X86_64 else 39, "2.1"),
     "prctl": (157 if _X86_64 else 167, "2.1"),
     "setfsuid": (122 if _X86_64 else 151, "1.2"),
@@ -116,7 +121,7 @@ def _call(name: str, *args: int | bytes) -> int:
         raise GpuhookError(
             "kernel-too-old",
             f"this kernel ({posix.uname().release}) does not offer {name}, which Linux {since} brought",
-            f"run a kernel of version 5.12 or newer, or let the sandbox around gpuhook permit {name}",
+            f"run a kernel of version 5.6 or newer, or let the sandbox around gpuhook permit {name}",
         )
     raise OSError(-result, f"{name}: {posix.strerror(-result)}")
 
@@ -175,6 +180,16 @@ def unmount_at(folder: int, name: str) -> None:
 def umount2(path: str, flags: int) -> None:
     """Detach the mount at `path`, relative to the current directory."""
     _call("umount2", _path(path), flags)
+
+
+def unshare(kind: int) -> None:
+    """Leave a namespace for a copy of it (CPython has it from 3.12 on)."""
+    _call("unshare", kind)
+
+
+def change_mount(path: str, flags: int) -> None:
+    """Change flags or propagation of the mount at a path by mount(2): MS_REMOUNT, MS_PRIVATE and others."""
+    _call("mount", b"none\0", _path(path), 0, flags, 0)
 
 
 def setns(fd: int, kind: int) -> None:

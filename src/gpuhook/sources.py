@@ -16,12 +16,16 @@ SOCKET = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV | linux.MOUNT_ATTR_NOE
 
 
 class Sources:
-    """Detached mounts of host objects, by their path below the driver root; attached, or closed with the rest."""
+    """Detached mounts of host objects, by their path below the driver root; attached, or closed with the rest.
 
-    __slots__ = ("handles",)
+    `open` are those that `restrict` has yet to do, each with its MOUNT_ATTR_*.
+    """
+
+    __slots__ = ("handles", "open")
 
     def __init__(self) -> None:
         self.handles: dict[str, int] = {}
+        self.open: list[tuple[str, int]] = []
 
     def close(self) -> None:
         """Close all handles; a mount that was attached stays, a detached one vanishes."""
@@ -56,6 +60,7 @@ def acquire(driver_root: str, files: "tuple[DriverFile, ...]", others: "tuple[st
             except GpuhookError as error:
                 if error.reference != "driver-changed":
                     raise
+        restrict(sources)
     except BaseException:
         sources.close()
         raise
@@ -65,7 +70,7 @@ def acquire(driver_root: str, files: "tuple[DriverFile, ...]", others: "tuple[st
 
 
 def clone(root: int, path: str, attributes: int, sources: Sources, name: str = "") -> int:
-    """A detached, restricted copy of the mount at a path below `root`, kept in `sources` by that path or by `name`.
+    """A detached copy of the mount at a path below `root`, kept in `sources` by that path or by `name` for `restrict`.
 
     GpuhookError `driver-changed` where there is nothing, `mount-failed`, `kernel-too-old`.
     """
@@ -76,11 +81,29 @@ def clone(root: int, path: str, attributes: int, sources: Sources, name: str = "
             raise _changed(path) from None
         raise failed(f"a copy of the mount of {path}", error) from None
     sources.handles[name or path] = fd
-    try:
-        linux.mount_setattr(fd, attributes, linux.MS_PRIVATE)
-    except OSError as error:
-        raise failed(f"restricting the mount of {path}", error) from None
+    sources.open.append((name or path, attributes))
     return fd
+
+
+def restrict(sources: Sources) -> None:
+    """Make every copy read-only or what else it shall be, and private. GpuhookError `mount-failed`.
+
+    Linux 5.12 can do that to a detached mount; before, it must be attached for a moment (gpuhook.oldkernel).
+    """
+    while sources.open:
+        path, attributes = sources.open[-1]
+        try:
+            linux.mount_setattr(sources.handles[path], attributes, linux.MS_PRIVATE)
+        except OSError as error:
+            raise failed(f"restricting the mount of {path}", error) from None
+        except GpuhookError as error:
+            if error.reference != "kernel-too-old":
+                raise
+            from gpuhook import oldkernel  # noqa: PLC0415 - a kernel of before 5.12 pays for it
+
+            oldkernel.restrict(sources)
+            return
+        sources.open.pop()
 
 
 def failed(what: str, error: OSError) -> GpuhookError:

@@ -23,7 +23,6 @@ SOURCE = CHECKOUT / "src/gpuhook"
 INSIDE = (
     "apply",
     "driverproc",
-    "sources",
     "enter",
     "image",
     "ldcache",
@@ -51,7 +50,7 @@ BY_HANDLE = {
     "replace": "src_dir_fd",
 }
 # Opened by a path of the host, before the container is entered: (module, function).
-ON_THE_HOST = {("rootfs", "open_proc"), ("rootfs", "at"), ("sources", "acquire"), ("driverproc", "acquire")}
+ON_THE_HOST = {("rootfs", "open_proc"), ("rootfs", "at"), ("driverproc", "acquire")}
 # open_root calls Root.at with the engine's path of the root: the one path of the host that is opened inside.
 
 

@@ -131,6 +131,27 @@ def test_the_mount_label_reaches_the_kernel(driver: Path, taken: Sources, monkey
     assert ("context", label) in given
 
 
+@pytest.mark.runc
+def test_the_same_without_mount_setattr(driver: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux 5.6 to 5.11: the same flags; this process is where it was, and holds no descriptor more."""
+
+    def flags() -> tuple[list[int], bool]:
+        namespace, open_before = os.readlink("/proc/self/ns/mnt"), len(os.listdir("/proc/self/fd"))
+        sources = Sources()
+        driverproc.acquire(str(driver), (GPU, ("capabilities/mig/config",)), "", sources)
+        found = [os.fstatvfs(fd).f_flag for fd in sources.handles.values()]
+        sources.close()
+        same = os.readlink("/proc/self/ns/mnt") == namespace and len(os.listdir("/proc/self/fd")) == open_before
+        return found, same
+
+    newer = sandbox.apart(flags)
+    monkeypatch.setitem(linux._CALLS, "mount_setattr", (999, "5.12"))
+    assert sandbox.apart(flags) == newer
+    assert newer[1]
+    assert all(item & os.ST_RDONLY and item & os.ST_NOSUID and item & os.ST_NODEV for item in newer[0])
+    assert len(newer[0]) == 3
+
+
 # --- the target -------------------------------------------------------------------------------------------------
 
 

@@ -197,7 +197,7 @@ LAYERS = (
     ("shim", "hook"),
     ("enter", "grant"),
     ("apply",),
-    ("driverproc", "sources"),
+    ("driverproc", "sources", "oldkernel"),
     ("image", "driver", "oci", "config", "configfile", "configtrust", "fastpath", "log", "ldconf", "state", "cmdline"),
     ("plan", "request", "channels", "devices", "requirement", "refusal", "cuda", "ldcache", "elf"),
     ("rootfs",),
