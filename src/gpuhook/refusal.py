@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _WORDS = {">=": "{} or newer", ">": "newer than {}", "<": "older than {}", "<=": "{} or older", "!=": "other than {}"}
 _KINDS = {"cuda": "CUDA", "driver": "driver", "arch": "compute capability", "brand": "GPU brand"}
+_GROUPS = 3  # conditions on different things that one sentence names
 
 
 def error(verdict: Verdict, near_misses: tuple[str, ...], disable_allowed: bool) -> GpuhookError:
@@ -158,9 +159,12 @@ def _needed(host: "Host", result: Result, outcome: Outcome) -> str:
     if asked and presumes(whole):
         return _phrase((asked,))
     parts = []
-    for group in _groups(outcome.failed):
+    groups = _groups(outcome.failed)
+    for group in groups[:_GROUPS]:
         bounds = tuple([item for item in whole if item.name == group[0].name])
         parts.append(_phrase(bounds if _branch(bounds) else group))
+    if len(groups) > _GROUPS:
+        parts.append(f"{len(groups) - _GROUPS} conditions more")
     return " and ".join(parts)
 
 

@@ -21,7 +21,7 @@ from gpuhook.driver import helper, nvml
 from gpuhook.driver.discover import discover
 from gpuhook.driver.tree import file_id
 from gpuhook.errors import GpuhookError
-from gpuhook.model import DriverFile, Gpu, Mig
+from gpuhook.model import DriverFile, FileId, Gpu, Mig
 from gpuhook.sim import BRANDS
 from tests.unit.driver_support import config_of, copy_of
 
@@ -400,3 +400,12 @@ def test_brands() -> None:
     short = {"nvidia" + word: word for word in ("vapps", "vpc", "vcs", "vws", "cloudgaming")}
     assert tuple(short.get(word, word) for word in BRANDS) == helper.BRANDS
     assert helper.brand(-1) == helper.brand(17) == helper.brand(1000) == "unknown"
+
+
+def test_an_error_without_words_is_an_answer_of_another_form() -> None:
+    """Found by the fuzzer: the text of an error was taken for one, whatever it was, and the defect had no name."""
+    with pytest.raises(GpuhookError) as caught:
+        nvml._read(
+            DriverFile("/l", "library", "utility", "l", FileId(0, 0, 0, 0, 0)), b'{"error":{"code":9,"text":9}}', 0
+        )
+    assert caught.value.reference == "nvml-failed"

@@ -185,3 +185,10 @@ def test_texts_of_image_and_driver_can_not_write_to_the_terminal() -> None:
     shown = str(refused("brand=\x1b[2J\u202e", "535.1", gpu("tes\x1bla"))) + str(error)
     assert all(" " <= char <= "~" or char == "\n" for char in shown)
     assert len(error.message) < 250
+
+
+def test_a_thousand_conditions_make_a_short_refusal() -> None:
+    """Found by the fuzzer: one alternative of unknown names was repeated whole, a line of a megabyte in the log."""
+    message = str(refused(",".join(f"name{number}=1" for number in range(1000)), "535.1", T4))
+    assert len(message) < 1000
+    assert "and 997 conditions more" in message

@@ -242,9 +242,9 @@ def _read(nvml: DriverFile, data: bytes, status: int | None) -> Answer:
         raise _failed(f"the NVML helper ended with status {status} and no answer") from None
     if not isinstance(answer, dict):
         raise _failed("the NVML helper's answer has another form than expected")
-    if "error" in answer:
-        raise _refused(nvml, answer["error"])
     try:
+        if "error" in answer:
+            raise _refused(nvml, answer["error"])
         cuda = _number(answer["cuda"], 0, 1_000_000)
         gpus = tuple(_gpu(row) for row in answer["gpus"])
         level = (cuda // 1000, cuda % 1000 // 10) if cuda >= 1000 else ()

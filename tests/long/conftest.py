@@ -1,0 +1,12 @@
+"""The long runs: not collected by a plain pytest (no file is called test_*.py); scripts/test --long names them."""
+
+import pytest
+
+from tests.long.report import Report, append
+
+
+@pytest.fixture
+def report(request: pytest.FixtureRequest) -> Report:
+    """Appends the figures of this case to the report of long runs."""
+    path = request.path
+    return lambda figures: append(path.stem, request.node.name, figures)
