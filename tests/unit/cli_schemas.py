@@ -83,7 +83,21 @@ HOOK = these(
     outcome=OUTCOME,
     state=these(id=TEXT, pid={"type": "integer", "minimum": 2}, bundle=TEXT),
     bundle=TEXT,
-    orders=maybe(these({"from": TEXT}, record=TEXT, root=TEXT, capabilities=many(TEXT), tmpfs=many(TEXT), compat=FLAG)),
+    orders=maybe(
+        these(
+            {"from": TEXT},
+            record=TEXT,
+            root=TEXT,
+            capabilities=many(TEXT),
+            tmpfs=many(TEXT),
+            compat=FLAG,
+            nodes=many(TEXT),
+            gpus=many(TEXT),
+            rights=many(TEXT),
+            proc=FLAG,
+            label=TEXT,
+        )
+    ),
     warnings=many(TEXT),
     error=maybe(FAILURE),
 )

@@ -100,7 +100,12 @@ def test_orders_that_the_shim_wrote_are_taken(host: Path, replay: Replay) -> Non
 
 
 def test_without_orders_they_are_decided_now(host: Path, replay: Replay) -> None:
-    assert replay()["orders"]["from"] == "decided now"
+    """As the shim would write them: the two ways differ in nothing but where they come from."""
+    found = replay()["orders"]
+    assert found["from"] == "decided now"
+    assert any(node.startswith("/dev/nvidia0:") for node in found["nodes"])
+    ordered(host / "full", host)
+    assert replay()["orders"] == found | {"from": "prestart"}
     bundle(host / "quiet")
     found = replay("--bundle", host / "quiet")
     assert (found["outcome"], found["orders"]) == ("nothing", None)

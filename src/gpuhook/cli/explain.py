@@ -145,7 +145,8 @@ def explanation(
             explain_plan.add_grant(document, granted)
             if spec is not None:
                 document["hook"] = _hook(spec, named, granted, settings, where)
-            explain_plan.add_plan(document, container, granted, settings)
+            # without a spec as for one that an engine writes: it masks paths, so /proc/driver/nvidia is shown
+            explain_plan.add_plan(document, container, granted, settings, spec.orders() if spec else ["--proc"])
     except GpuhookError as error:
         document |= {"outcome": "refused", "error": render.failure(error)}
         return document, error

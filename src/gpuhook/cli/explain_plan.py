@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from gpuhook import devices, grant, hook, image, plan, request, requirement, version
+from gpuhook import devices, grant, hook, image, plan, request, requirement, sources, version
 from gpuhook.cli import gpus
 from gpuhook.config import Config
 from gpuhook.driver import record
 from gpuhook.errors import shown
-from gpuhook.model import Bind, Container, Image, Link, LoaderCache, Plan, Record, Request
+from gpuhook.model import Bind, Container, Image, Link, LoaderCache, Plan, Record, Request, replace
 from gpuhook.requirement import Result
 from gpuhook.rootfs import Root, open_proc
 
@@ -90,15 +90,19 @@ def add_grant(document: dict[str, Any], granted: grant.Grant) -> None:
     ]
 
 
-def add_plan(document: dict[str, Any], container: Container, granted: grant.Grant, settings: Config) -> None:
-    """The image, and every mount, link and cache entry with its reason."""
+def add_plan(
+    document: dict[str, Any], container: Container, granted: grant.Grant, settings: Config, words: list[str]
+) -> None:
+    """The image, and every mount, link and cache entry with its reason. `words` are the spec's own orders."""
     files = plan.select(granted.record, granted.request.capabilities)
+    orders = hook.parse(grant.orders(granted, replace(container, root=container.root or "/")) + words)
+    proc = proc_paths(granted.record, orders, settings)
     if container.root:
         with looking(container.root) as root:
-            steps, found = hook.steps(root, granted.record, files, settings, compat=granted.compat)
+            steps, found = hook.steps(root, granted.record, files, settings, compat=granted.compat, proc=proc)
     else:
         found = usual_image(granted.record)
-        steps = plan.make(granted.record, files, found, settings.sockets, settings.directories)
+        steps = plan.make(granted.record, files, found, settings.sockets, settings.directories, proc)
     add_steps(document, steps, found, settings)
 
 
@@ -114,6 +118,20 @@ def add_steps(document: dict[str, Any], steps: Plan, found: Image, settings: Con
     }
     document |= _steps(steps, settings.driver_root)
     document["warnings"] += steps.warnings
+
+
+def proc_paths(known: Record, orders: hook.Orders, settings: Config) -> tuple[str, ...]:
+    """What the container's /proc/driver/nvidia would be of; made in memory, where nobody sees it, and given up again.
+
+    Nothing for who is not root: then the kernel makes no such thing, and what is there is not told.
+    """
+    if not orders.proc or os.geteuid() != 0:
+        return ()
+    taken = sources.Sources()
+    try:
+        return hook._proc(known, orders, settings, taken)
+    finally:
+        taken.close()
 
 
 @contextmanager
@@ -147,7 +165,7 @@ def _steps(steps: Plan, driver_root: str) -> dict[str, Any]:
                         "target": step.target,
                         "kind": step.kind,
                         "optional": step.optional,
-                        "present": os.path.lexists(f"{driver_root.rstrip('/')}{step.source}"),
+                        "present": step.kind == "proc" or os.path.lexists(f"{driver_root.rstrip('/')}{step.source}"),
                         "reason": step.reason,
                     }
                 )

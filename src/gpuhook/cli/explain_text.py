@@ -18,6 +18,7 @@ _KINDS = (
     ("firmware", "firmware"),
     ("socket", "sockets"),
     ("directory", "directories"),
+    ("proc", "the driver's words in /proc"),
 )
 _MOST_TEXT = 200
 
@@ -58,6 +59,11 @@ def replay_lines(document: dict[str, Any]) -> list[str]:
             f"capabilities  {', '.join(orders['capabilities']) or 'none'}",
         ]
         rows += [f"tmpfs         {_cut(item)}" for item in orders["tmpfs"]]
+        rows += [f"node          {_cut(item)}" for item in orders["nodes"]]
+        if orders["rights"]:
+            rows.append(f"MIG rights    {_cut(', '.join(orders['rights']))}")
+        if orders["label"]:
+            rows.append(f"mount label   {_cut(orders['label'])}")
         if orders["compat"]:
             rows.append("the image's forward-compatibility libraries may be used")
         parts.append(_part("orders", rows))

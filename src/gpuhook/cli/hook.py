@@ -109,6 +109,11 @@ def replay(told: State, bundle: str | None, where: str) -> tuple[dict[str, Any],
             "capabilities": list(orders.capabilities),
             "tmpfs": list(orders.tmpfs),
             "compat": orders.compat,
+            "nodes": list(orders.nodes),
+            "gpus": list(orders.gpus),
+            "rights": list(orders.rights),
+            "proc": orders.proc,
+            "label": orders.label,
         }
         known = hook.same_record(settings, where, orders.record)
         document["driver"] = explain_plan.driver_part(known)
@@ -133,7 +138,10 @@ def _orders(spec: oci.Spec, settings: Config, where: str) -> tuple[Orders | None
     granted = grant.decide(container, settings, where)
     if granted is None:
         return None, ""
-    return hook.parse(grant.orders(granted, container) + spec.orders()), "decided now"
+    decided = grant.orders(granted, container) + spec.orders()
+    for node in granted.nodes:
+        decided += ["--node", f"{node.path}:{node.major}:{node.minor}"]
+    return hook.parse(decided), "decided now"
 
 
 def _plan(document: dict[str, Any], known: Record, orders: Orders, root: str, settings: Config) -> None:
@@ -141,11 +149,14 @@ def _plan(document: dict[str, Any], known: Record, orders: Orders, root: str, se
     files = plan.select(known, orders.capabilities)
     if os.geteuid() == 0:
         sources.acquire(settings.driver_root, files, settings.sockets + settings.directories).close()
+        proc = explain_plan.proc_paths(known, orders, settings)
     else:
+        proc = ()
         document["warnings"].append("not root: the driver's files were not opened as the hook opens them")
     with explain_plan.looking(root) as inside:
         if not inside.names("/", 1 << 16):
             document["warnings"].append(
                 f"{shown(root, 200)} is empty: the image is not mounted there now; this is the plan for an empty one"
             )
-        explain_plan.add_steps(document, *hook.steps(inside, known, files, settings, compat=orders.compat), settings)
+        steps = hook.steps(inside, known, files, settings, compat=orders.compat, proc=proc)
+        explain_plan.add_steps(document, *steps, settings)
