@@ -8,7 +8,7 @@ that record, so nothing is decided again here. Another record now means that the
 import posix
 import sys
 
-from gpuhook import config, driverproc, enter, image, linux, plan, sources, state
+from gpuhook import config, containers, driverproc, enter, image, linux, plan, sources, state
 from gpuhook.driver import record
 from gpuhook.errors import GpuhookError
 from gpuhook.log import Log
@@ -46,8 +46,10 @@ def main(argv: list[str], prefix: str) -> int:
             lambda root: steps(root, known, files, settings, compat=orders.compat, proc=proc),
             settings.deadline,
         )
-        for warning in warnings:
-            log.write("warning", name, warning)
+        done = containers.Granted(name, told.pid, orders.gpus, orders.capabilities, known)
+        for warning in (*warnings, containers.note(config.paths(prefix).state, done)):
+            if warning:
+                log.write("warning", name, warning)
         return _leave(0)
     except GpuhookError as error:
         return _leave(report(error, name, log))

@@ -361,3 +361,26 @@ def test_the_driver_changes_between_shim_and_hook(
     assert text in world.log
     assert any_shim.call("list", "-q").out == ""
     assert any_shim.run(new_bundle(env=[ALL], args=["opendev", LIBCUDA])).code == 0
+
+
+def test_what_was_granted_is_written_down(
+    world: World, any_shim: bundles.Runtime, new_bundle: NewBundle, sim_driver: Path
+) -> None:
+    """While the container is there; a later start clears it away. A start that fails leaves none."""
+    bundle = new_bundle(env=["NVIDIA_VISIBLE_DEVICES=1"], args=["sleep", "60"])
+    name = any_shim.new_id()
+    created = any_shim.create(bundle, name)
+    assert created.code == 0, created.err
+    noted = json.loads((world.state / f"containers/{name}.json").read_text())
+    assert (noted["id"], noted["pid"], noted["driver"]) == (name, any_shim.pid(), "580.95.05")
+    assert noted["devices"] == ["GPU-b641be59-0b7f-5b21-a990-13f40203ca90"]
+    assert noted["capabilities"] == ["compute", "utility"]
+    any_shim.delete(name)
+
+    bad = new_bundle(env=[ALL])
+    (bad.rootfs / "usr/bin/nvidia-smi").mkdir()
+    assert any_shim.run(bad).code != 0
+    assert [path.name for path in (world.state / "containers").iterdir()] == [f"{name}.json"]
+
+    assert any_shim.run(new_bundle(env=[ALL])).code == 0
+    assert f"{name}.json" not in [path.name for path in (world.state / "containers").iterdir()]

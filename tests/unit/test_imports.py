@@ -21,7 +21,8 @@ PACKAGE = CHECKOUT / "src/gpuhook"
 SHARED = "_json config cuda driver driver.key driver.record errors jsonio linux log model version"
 LISTS = {
     "shim": "channels cmdline devices driver.nodes grant oci request requirement shim",
-    "hook": "_ctypes _struct select apply driverproc elf enter hook image ldcache ldconf plan rootfs sources state",
+    "hook": "_ctypes _struct select apply containers driverproc elf enter hook image ldcache ldconf plan rootfs "
+    "sources state",
 }
 # built into the interpreter, and needed by the launchers and by all that the lists name
 BUILT_IN = {"_stat", "errno", "gc", "gpuhook"}
@@ -197,7 +198,7 @@ LAYERS = (
     ("shim", "hook"),
     ("enter", "grant"),
     ("apply",),
-    ("driverproc", "sources", "oldkernel"),
+    ("driverproc", "sources", "oldkernel", "containers"),
     ("image", "driver", "oci", "config", "configfile", "configtrust", "fastpath", "log", "ldconf", "state", "cmdline"),
     ("plan", "request", "channels", "devices", "requirement", "refusal", "cuda", "ldcache", "elf"),
     ("rootfs",),
