@@ -375,6 +375,7 @@ def main() -> int:
         "versions": versions(),
         "rounds": options.rounds,
         "load": {"before": load, "after": os.getloadavg()[0]},
+        "nice": os.nice(0),
         "mounts": mounts,
         "links": links,
         "T": {"wall": statistics.median(found["T"].wall), "cpu": statistics.median(found["T"].cpu)},
