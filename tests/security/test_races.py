@@ -1,7 +1,8 @@
 """A process inside or beside a container exchanges names without pause while the hook works in its root.
 
-The container is made by hand (tests/container.py), the rest is the real thing: nothing may appear outside the root, the
-mounts that were made lie in it, and a good part of the starts succeeds, else this would be a test of nothing.
+First each kind of work alone, 5,000 times (racing.py; 100,000 times in tests/long/race.py). Then the hook's whole plan
+on a container made by hand (tests/container.py): nothing may appear outside the root, the mounts that were made lie in
+it, and a good part of the starts succeeds, else this would be a test of nothing. Whole starts are in test_starts.py.
 """
 
 import os
@@ -16,10 +17,23 @@ from gpuhook.errors import GpuhookError
 from gpuhook.model import Bind, Image, Link, LoaderCache, Plan
 from tests import container as containers
 from tests.container import apply_plan, driver_file, listing
+from tests.security import racing
 
 pytestmark = pytest.mark.runc
 
+TRIES = 5000
 STARTS = 100
+
+
+@pytest.mark.parametrize("scenario", racing.SCENARIOS)
+def test_no_work_leaves_the_root_in_a_race(tmp_path: Path, scenario: str) -> None:
+    """The careless form escapes under the same attack, the careful one never does and gets through now and then."""
+    count = racing.race(tmp_path, scenario, TRIES)
+    assert count.careless > 0, "the attack shows nothing"
+    assert (count.escapes, count.harm) == (0, "")
+    assert count.good > 0
+
+
 SWAPPER = """
 import ctypes, sys
 libc = ctypes.CDLL(None)
