@@ -18,12 +18,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _TRIES = 16
+_TEMPORARY = ".gpuhook"  # how our temporary names end
+_SWEPT = 4096  # names of a directory that are looked at for left-over temporary ones
 
 
 class Mounter:
     """Applies a plan to one root, remembers what it did, and can take it back. Lives in the child."""
 
-    __slots__ = ("directories", "image", "root", "sources", "tmpfs", "undo", "used")
+    __slots__ = ("directories", "image", "root", "sources", "swept", "tmpfs", "undo", "used")
 
     def __init__(self, root: rootfs.Root, tmpfs: "tuple[str, ...]", sources: Sources, image: Image) -> None:
         self.root = root
@@ -33,6 +35,7 @@ class Mounter:
         self.directories: dict[str, int] = {}
         self.undo: list[Callable[[], None]] = []
         self.used: set[str] = set()
+        self.swept: set[int] = set()
 
     def run(self, steps: Plan) -> "list[str]":
         """Do every step, or none. Returns warnings; raises the GpuhookError of the step that failed, after undoing."""
@@ -163,16 +166,18 @@ class Mounter:
         if old == step.text:
             return ""
         try:
-            _replace(folder, name, lambda temporary: posix.symlink(step.text, temporary, dir_fd=folder))
+            if old is None:
+                posix.symlink(step.text, name, dir_fd=folder)
+                self.undo.append(lambda: posix.unlink(name, dir_fd=folder))
+            else:
+                back = _restorer(folder, name, None)
+                self._sweep(folder)
+                _replace(folder, name, lambda temporary: posix.symlink(step.text, temporary, dir_fd=folder))
+                self._remember(back)
+        except FileExistsError:  # another start at the same root made it just now
+            return self._link(step)
         except OSError as error:
             raise rootfs.unsafe(step.target, error) from None
-        if old is None:
-            self.undo.append(lambda: posix.unlink(name, dir_fd=folder))
-        else:
-            text = old
-            self.undo.append(
-                lambda: _replace(folder, name, lambda temporary: posix.symlink(text, temporary, dir_fd=folder))
-            )
         return ""
 
     def _loader_cache(self, step: LoaderCache) -> str:
@@ -204,11 +209,32 @@ class Mounter:
         folder, name = self._parent(path)
         try:
             back = _restorer(folder, name, old)
+            self._sweep(folder)
             _replace(folder, name, lambda temporary: _write_new(folder, temporary, data))
         except OSError as error:
             raise rootfs.unsafe(path, error) from None
+        self._remember(back)
+
+    def _remember(self, back: "Callable[[], None] | None") -> None:
         if back is not None:
             self.undo.append(back)
+
+    def _sweep(self, folder: int) -> None:
+        """Remove what killed starts left in a directory under a temporary name; once for each directory."""
+        if folder in self.swept:
+            return
+        self.swept.add(folder)
+        try:
+            names = self.root.some_names(folder, _SWEPT)
+        except OSError:
+            return
+        for name in names:
+            owner = name[: -len(_TEMPORARY)].rpartition(".")[2]
+            if name.startswith(".") and name.endswith(_TEMPORARY) and owner.isascii() and owner.isdigit():
+                try:
+                    posix.stat(owner, dir_fd=self.root.proc)
+                except FileNotFoundError:
+                    _discard(folder, name)
 
     # --- both ---------------------------------------------------------------------------------------------------
 
@@ -235,8 +261,10 @@ class Mounter:
                     fields = rootfs.mount_of(fd, self.root.proc)
                 except OSError as error:
                     raise rootfs.unsafe(mount, error) from None
-                # A link of the image may lead from there to a volume: that is no fresh tmpfs, whose root is `/`.
-                if not fields or fields[3] != b"/" or fields[fields.index(b"-") + 1] != b"tmpfs":
+                # A link of the image may lead from there to a volume: the spec's tmpfs is mounted at that very place.
+                place = self.root.here() + mount.encode("utf-8", "surrogateescape")
+                is_tmpfs = bool(fields) and fields[3] == b"/" and fields[fields.index(b"-") + 1] == b"tmpfs"
+                if not is_tmpfs or rootfs.unescaped(fields[4]) != place:
                     raise rootfs.unsafe(mount, OSError(errno.EXDEV, ""))
                 return rootfs.Root(fd, self.root.proc, mount).directory(path[len(mount) :] or "/", made)
         return self.root.directory(path, made)
@@ -262,25 +290,17 @@ def _remove_empty(folder: int, name: str, made: posix.stat_result) -> None:
 def _replace(folder: int, name: str, make: "Callable[[str], None]") -> None:
     """Make a new object under a temporary name and rename it over `name`. OSError as the calls.
 
-    The temporary name is fixed, so that a killed start leaves at most one and the next start clears it away; another
-    start on the same root may take it from under us, so it is tried again.
+    The name has the process in it, for another start may be at the same root; one that a killed start left is swept
+    away by the next that writes there (`Mounter._sweep`).
     """
-    temporary = f".{name}.gpuhook"
-    for attempt in range(_TRIES):
-        try:
-            make(temporary)
-            posix.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
-        except FileExistsError:
-            _discard(folder, temporary)
-        except FileNotFoundError:
-            if attempt == _TRIES - 1:
-                raise
-        except OSError:
-            _discard(folder, temporary)
-            raise
-        else:
-            return
-    raise OSError(errno.EEXIST, "")
+    temporary = f".{name}.{posix.getpid()}{_TEMPORARY}"
+    _discard(folder, temporary)
+    try:
+        make(temporary)
+        posix.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except OSError:
+        _discard(folder, temporary)
+        raise
 
 
 def _restorer(folder: int, name: str, content: bytes | None) -> "Callable[[], None] | None":

@@ -91,6 +91,19 @@ def parse(dialect: str, argv: "list[str]") -> Command:
     return Command(verb, tuple(options), tuple(arguments))
 
 
+def before(dialect: str, argv: list[str]) -> Command:
+    """The options before the verb, as far as they are understood; for saying what is wrong with the rest."""
+    options: list[tuple[str, str]] = []
+    try:
+        if dialect == "crun":
+            _read_crun(_CRUN[""], argv, options)
+        else:
+            _read_runc(_RUNC[""], argv, options, stop=True)
+    except GpuhookError:
+        pass
+    return Command("", tuple(options), ())
+
+
 def _read_runc(table: dict[str, bool], argv: list[str], options: list[tuple[str, str]], *, stop: bool) -> list[str]:
     """urfave/cli over Go's flag package: one or two dashes, `=` or the next word; `--` ends the options.
 

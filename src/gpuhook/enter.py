@@ -52,18 +52,22 @@ def mount(target: Target, sources: Sources, make_plan: "MakePlan", deadline: int
         posix.close(proc)
         raise
     reading, writing = posix.pipe2(linux.O_CLOEXEC)
+    nothing = linux.open_null()
     jsonio.dumps({})  # the encoder is loaded before the container's file system is in sight
     child = posix.fork()
     if child == 0:
         code = 70
         try:
             posix.close(reading)
+            for stream in (0, 1, 2):  # runc waits for its pipes to close, whoever holds them (security.md, finding 4)
+                posix.dup2(nothing, stream)
             answer = _guarded(proc, entry, target, sources, make_plan)
             linux.write_fd(writing, jsonio.dumps(answer))
             code = 0
         finally:
             posix._exit(code)
     posix.close(writing)
+    posix.close(nothing)
     posix.close(entry.mounts)
     posix.close(proc)
     try:
@@ -196,11 +200,10 @@ def open_root(path: str, proc: int) -> rootfs.Root:
     A mount made below a shared one appears on the host and outlives the container (toolkit issue 697).
     """
     root = rootfs.Root.at(path or "/", proc)
-    here = posix.readlink(f"self/fd/{root.fd}", dir_fd=proc)
-    if here == "/":
+    if root.here() == b"/":
         raise GpuhookError("rootfs-unsafe", "the container's root is the host's", "give root.path a directory")
     fields = rootfs.mount_of(root.fd, proc)
-    if fields and _unescaped(fields[4]) == here.encode("utf-8", "surrogateescape"):
+    if fields and rootfs.unescaped(fields[4]) == root.here():
         if any(tag.startswith(b"shared:") for tag in fields[6 : fields.index(b"-")]):
             raise GpuhookError(
                 "rootfs-shared",
@@ -213,12 +216,3 @@ def open_root(path: str, proc: int) -> rootfs.Root:
         f"the container's root {path} is no mount point of its own",
         "call gpuhook-hook at the prestart or createRuntime stage",
     )
-
-
-def _unescaped(text: bytes) -> bytes:
-    """A path of mountinfo: space, tab, newline and backslash stand there in octal (proc(5))."""
-    if b"\\" not in text:
-        return text
-    for code, char in ((b"\\040", b" "), (b"\\011", b"\t"), (b"\\012", b"\n"), (b"\\134", b"\\")):
-        text = text.replace(code, char)
-    return text

@@ -58,9 +58,9 @@ def updated(root: "Root", step: LoaderCache, machine: str) -> Update:
     extra: list[ldcache.Entry] = []
     left = LIMIT_SCAN
     for directory in _uncached(root, rows, tree.directories):
-        found = scan(root, directory, left)
+        found, looked_at = scan(root, directory, left)
         extra += found
-        left -= len(found)
+        left -= looked_at
     cache = ldcache.merge_rows(rows, hwcaps, step.entries, machine, extra)
     conf = "# Written by gpuhook: the libraries of the host's GPU driver come first\n" + "".join(
         [directory + "\n" for directory in step.directories]
@@ -125,9 +125,10 @@ def _identity(root: "Root", path: str) -> "tuple[int, int] | None":
         posix.close(fd)
 
 
-def scan(root: "Root", directory: str, limit: int = LIMIT_SCAN) -> tuple[ldcache.Entry, ...]:
-    """The libraries in one directory of the image, as entries by file name and by soname; at most `limit`.
+def scan(root: "Root", directory: str, limit: int = LIMIT_SCAN) -> tuple[tuple[ldcache.Entry, ...], int]:
+    """The libraries in one directory of the image, as entries by file name and by soname, and how many were looked at.
 
+    At most `limit` are: a link that leads nowhere costs as much as a library.
     A soname leads to the file of that name or, without one, to the file whose name sorts highest, as with ldconfig.
     Directories below `glibc-hwcaps` are not looked into: the loader does well without those variants.
     """
@@ -137,9 +138,7 @@ def scan(root: "Root", directory: str, limit: int = LIMIT_SCAN) -> tuple[ldcache
         names = None
     files = [ldcache.raw(name) for name in names or () if _is_library(name)]
     found: dict[tuple[bytes, int], bytes] = {}
-    for _, name in sorted(zip(ldcache.order_keys(files), files, strict=True), reverse=True)[:LIMIT_SCAN]:
-        if len(found) >= limit:
-            break
+    for _, name in sorted(zip(ldcache.order_keys(files), files, strict=True), reverse=True)[: max(0, limit)]:
         path = directory + "/" + ldcache.text(name)
         what = _elf(root, path)
         flags = _ABI.get((what.machine, what.bits)) if what else None
@@ -147,13 +146,12 @@ def scan(root: "Root", directory: str, limit: int = LIMIT_SCAN) -> tuple[ldcache
             found[name, flags] = name
             found.setdefault((ldcache.raw(what.soname), flags), name)
     prefix = directory + "/"
-    return tuple(
-        [
-            ldcache.Entry(ldcache.text(key[0]), prefix + ldcache.text(name), key[1])
-            for key, name in found.items()
-            if key[0]
-        ]
-    )
+    entries = [
+        ldcache.Entry(ldcache.text(key[0]), prefix + ldcache.text(name), key[1])
+        for key, name in found.items()
+        if key[0]
+    ]
+    return tuple(entries), min(len(files), limit)
 
 
 def _elf(root: "Root", path: str) -> "elf.Elf | None":

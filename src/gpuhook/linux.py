@@ -222,6 +222,11 @@ def close_range(first: int) -> None:
         posix.closerange(first, 65536)
 
 
+def open_null() -> int:
+    """A descriptor that gives nothing and takes everything."""
+    return posix.open("/dev/null", posix.O_RDWR | O_CLOEXEC)
+
+
 def read_file(path: str, limit: int, dir_fd: int | None = None) -> bytes:
     """The content of a host file. OSError as open(2), read(2); EFBIG where it is longer than `limit` bytes."""
     fd = posix.open(path, posix.O_RDONLY | O_CLOEXEC | posix.O_NONBLOCK, dir_fd=dir_fd)

@@ -68,7 +68,8 @@ class Spec:
                 raise _invalid(self.path, "has a mount that is no object")
             destination = clean(self._string(item, "destination"))
             mounts.append((self._string(item, "source"), destination))
-            types[destination] = self._string(item, "type")
+            bound = {"bind", "rbind"} & {str(option) for option in self._list(item, "options")}
+            types[destination] = "bind" if bound else self._string(item, "type")  # runc goes by the options
         annotations = []
         for name, text in self._object(self.data, "annotations").items():
             if not isinstance(text, str):

@@ -145,13 +145,18 @@ class Root:
         finally:
             posix.close(fd)
         try:
-            found = []
-            with posix.scandir(listing) as entries:
-                for item in entries:
-                    found.append(item.name)
-                    if len(found) > limit:
-                        raise GpuhookError("rootfs-unsafe", f"{path} in {self.name} holds more than {limit} names")
-            return tuple(found)
+            found = _listed(listing, limit + 1)
+        finally:
+            posix.close(listing)
+        if len(found) > limit:
+            raise GpuhookError("rootfs-unsafe", f"{path} in {self.name} holds more than {limit} names")
+        return tuple(found)
+
+    def some_names(self, folder: int, limit: int) -> list[str]:
+        """At most `limit` names in a directory of which there is a handle. OSError as open(2)."""
+        listing = self._reopen(folder, posix.O_RDONLY | posix.O_DIRECTORY)
+        try:
+            return _listed(listing, limit)
         finally:
             posix.close(listing)
 
@@ -193,6 +198,10 @@ class Root:
         if text.startswith(f"{base}/") and not text.endswith(" (deleted)"):
             return text[len(base) :]
         return "/" if text == base else self._walked(path)
+
+    def here(self) -> bytes:
+        """Where the root lies in this mount namespace, as the kernel says it."""
+        return posix.readlink(f"self/fd/{self.fd}", dir_fd=self.proc).encode("utf-8", "surrogateescape")
 
     def _walked(self, path: str) -> str | None:
         parts = path.split("/")[::-1]
@@ -265,6 +274,16 @@ class Root:
         return unsafe(f"{path} in {self.name}", error)
 
 
+def _listed(fd: int, limit: int) -> list[str]:
+    found: list[str] = []
+    with posix.scandir(fd) as entries:
+        for item in entries:
+            if len(found) >= limit:
+                break
+            found.append(item.name)
+    return found
+
+
 def entry(dir_fd: int, name: str) -> int:
     """A handle of one name in a directory, no link followed. OSError: EXDEV where something is mounted on it."""
     resolve = linux.RESOLVE_BENEATH | linux.RESOLVE_NO_MAGICLINKS | linux.RESOLVE_NO_XDEV
@@ -283,10 +302,21 @@ def mount_of(fd: int, proc: int) -> "list[bytes]":
     return []
 
 
+def unescaped(text: bytes) -> bytes:
+    """A path of mountinfo: space, tab, newline and backslash stand there in octal (proc(5))."""
+    if b"\\" not in text:
+        return text
+    for code, char in ((b"\\040", b" "), (b"\\011", b"\t"), (b"\\012", b"\n"), (b"\\134", b"\\")):
+        text = text.replace(code, char)
+    return text
+
+
 def unsafe(what: str, error: OSError) -> GpuhookError:
     """The error for something in a container's root that can't be used as it is."""
     code = error.errno
-    if code in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT):
+    if code in (errno.ENOSPC, errno.EDQUOT):
+        return GpuhookError("rootfs-not-writable", f"{what} can't be made: {error.strerror}", "make room on that disk")
+    if code in (errno.EROFS, errno.EACCES, errno.EPERM):
         return GpuhookError(
             "rootfs-not-writable",
             f"{what} can't be made: {error.strerror}",

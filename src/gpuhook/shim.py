@@ -5,7 +5,6 @@ the low-level runtime: same pid, descriptors, working directory, arguments, envi
 """
 
 import posix
-import sys
 import time
 from _stat import S_ISREG
 
@@ -25,12 +24,15 @@ _TIMEOUT_MARGIN = 10  # seconds that the runtime waits for the hook beyond the h
 
 def main(argv: list[str], prefix: str) -> int:
     """Understand the command line, edit the spec where a GPU is asked for, become the low-level runtime."""
+    if prefix.startswith("."):  # called by a relative path: the hook's must not be one
+        prefix = f"{posix.getcwd()}/{prefix}"
     log = Log(config.paths(prefix).log)
     command = cmdline.Command("", (), ())
     try:
         settings, distrust = _settings(prefix)
         log = Log(config.log_path(settings, prefix), settings.log_level)
         runtime = low_level(settings.low_level, argv[0])
+        command = cmdline.before(dialect(runtime), argv[1:])  # where an error is to be written
         command = cmdline.parse(dialect(runtime), argv[1:])
         if command.verb in cmdline.CREATING and not command.asks_help:
             edit(command, settings, distrust, prefix, log)
@@ -119,7 +121,12 @@ def _link_number(node: Node, dev_root: str) -> None:
         posix.stat(link)
     except OSError:
         text = f"..{node.path[4:]}" if dev_root == "/" else f"{dev_root}{node.path}"
-        for make, arguments in ((posix.mkdir, ("/dev/char",)), (posix.unlink, (link,)), (posix.symlink, (text, link))):
+        new = f"{link}.{posix.getpid()}.gpuhook"  # renamed over, because another start may be at the same link
+        for make, arguments in (
+            (posix.mkdir, ("/dev/char",)),
+            (posix.symlink, (text, new)),
+            (posix.rename, (new, link)),
+        ):
             try:
                 make(*arguments)
             except OSError:
@@ -164,7 +171,6 @@ def dialect(runtime: str) -> str:
 def _become(runtime: str, argv: list[str]) -> "NoReturn":
     """Exec with argv[0] the runtime's path; the environment is read from the kernel, as sh handed it over, because
     CPython adds LC_CTYPE to its own where the locale is C (PEP 538)."""
-    sys.stdout.flush()
     try:
         entries = linux.read_file("/proc/self/environ", _ENVIRON_LIMIT).split(b"\0")
         environ = dict([entry.split(b"=", 1) for entry in entries if b"=" in entry])

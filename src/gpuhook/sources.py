@@ -12,6 +12,7 @@ from gpuhook.errors import GpuhookError
 from gpuhook.model import DriverFile
 
 FILE = linux.MOUNT_ATTR_RDONLY | linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV
+_PLAIN = linux.RESOLVE_BENEATH | linux.RESOLVE_NO_SYMLINKS | linux.RESOLVE_NO_MAGICLINKS
 SOCKET = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV | linux.MOUNT_ATTR_NOEXEC
 
 
@@ -35,7 +36,8 @@ class Sources:
 
 
 def acquire(driver_root: str, files: "tuple[DriverFile, ...]", others: "tuple[str, ...]") -> Sources:
-    """Handles of all that may be mounted. `others` are sockets and directories, left out where they are absent.
+    """Handles of all that may be mounted. `others` are sockets and directories, left out where they are absent, links,
+    or mount points: /tmp is everybody's, and a FUSE mount there that never answers would hold up every start.
 
     A file that is not the one in the record (device, inode, size, times) is GpuhookError `driver-changed`: the record
     proved its owner and its directories, and the identity carries that proof here.
@@ -55,11 +57,21 @@ def acquire(driver_root: str, files: "tuple[DriverFile, ...]", others: "tuple[st
             ):
                 raise _changed(item.path)
         for path in others:
+            folder, _, name = path.lstrip("/").rpartition("/")
             try:
-                clone(root, path, SOCKET, sources)
-            except GpuhookError as error:
-                if error.reference != "driver-changed":
-                    raise
+                parent = linux.openat2(root, folder or ".", linux.O_PATH | posix.O_DIRECTORY, _PLAIN)
+            except OSError:
+                continue
+            try:
+                at = linux.openat2(parent, name, linux.O_PATH | linux.O_NOFOLLOW, _PLAIN | linux.RESOLVE_NO_XDEV)
+            except OSError:
+                continue
+            finally:
+                posix.close(parent)
+            try:
+                _take(at, "", SOCKET, sources, path)
+            finally:
+                posix.close(at)
         restrict(sources)
     except BaseException:
         sources.close()
@@ -74,14 +86,20 @@ def clone(root: int, path: str, attributes: int, sources: Sources, name: str = "
 
     GpuhookError `driver-changed` where there is nothing, `mount-failed`, `kernel-too-old`.
     """
+    return _take(root, path, attributes, sources, name or path)
+
+
+def _take(at: int, path: str, attributes: int, sources: Sources, name: str) -> int:
+    """A detached copy of what `path` is below the handle `at`, or of `at` itself where it is empty."""
+    flags = linux.OPEN_TREE_CLONE | (linux.AT_SYMLINK_NOFOLLOW if path else linux.AT_EMPTY_PATH)
     try:
-        fd = linux.open_tree(root, path.lstrip("/"), linux.OPEN_TREE_CLONE | linux.AT_SYMLINK_NOFOLLOW)
+        fd = linux.open_tree(at, path.lstrip("/"), flags)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
-            raise _changed(path) from None
-        raise failed(f"a copy of the mount of {path}", error) from None
-    sources.handles[name or path] = fd
-    sources.open.append((name or path, attributes))
+            raise _changed(name) from None
+        raise failed(f"a copy of the mount of {name}", error) from None
+    sources.handles[name] = fd
+    sources.open.append((name, attributes))
     return fd
 
 

@@ -117,3 +117,38 @@ def test_what_is_wrong_with_a_bundle_is_said(shim: Runtime, new_bundle: NewBundl
     result = shim.create(bundle, "box")
     assert result.code != 0
     assert result.err.startswith("gpuhook: ") or what != "JSON"
+
+
+@pytest.mark.parametrize(
+    "env", [[], ["CUDA_VERSION=x"], ["NVIDIA_VISIBLE_DEVICES=none"]], ids=["plain", "doubt", "none"]
+)
+def test_a_closed_stdout_stops_nothing(world: World, sim_driver: Path, new_bundle: NewBundle, env: list[str]) -> None:
+    """`runc run ... >&-` works, and so does the shim in its place, whichever half of it decides."""
+    world.use_driver(sim_driver)
+    bundle = new_bundle(env=env, args=["true"])
+    command = f'exec "{world.runtime}" run --bundle "{bundle.path}" {Runtime.new_id()} >&-'
+
+    done = subprocess.run(
+        ["sh", "-c", command], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=60, check=False
+    )
+
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_called_by_a_relative_path(world: World, sim_driver: Path, folder: Path, new_bundle: NewBundle) -> None:
+    """The hook in the spec has an absolute path all the same."""
+    world.use_driver(sim_driver)
+    runtime = Runtime("./usr/bin/gpuhook-runtime", folder / "state")
+    bundle = new_bundle(env=["NVIDIA_VISIBLE_DEVICES=none"], args=["true"])
+
+    done = runtime.call("run", "--bundle", bundle.path, runtime.new_id(), cwd=world.path)
+
+    assert (done.code, done.err) == (0, "")
+
+
+def test_a_usage_error_is_in_the_engines_log(shim: Runtime) -> None:
+    """Engines show what stands there, not what is on stderr."""
+    done = shim.call("create", "--bundle", "/nowhere", "--no-such-option", "x")
+
+    assert done.code == 2
+    assert [line["msg"] + "\n" for line in done.logged] == [done.err]

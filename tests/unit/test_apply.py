@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpuhook import linux
+from gpuhook import apply, linux
 from gpuhook.errors import GpuhookError
 from gpuhook.model import Bind, Image, Link, LoaderCache, Plan, replace
 from gpuhook.sources import acquire
@@ -581,3 +581,59 @@ def test_handles_are_closed_and_detached_mounts_vanish(host: Path) -> None:
     sources.close()
     assert sorted(os.listdir("/proc/self/fd")) == before
     assert Path("/proc/self/mountinfo").read_bytes() == table
+
+
+def test_two_starts_at_one_root_do_not_tear_each_others_files(tmp_path: Path) -> None:
+    """Each reader sees a whole file, and no start fails, while two processes replace it as fast as they can."""
+    folder = os.open(tmp_path, os.O_PATH | os.O_DIRECTORY)
+    texts = (b"a" * 100_000, b"b" * 100_000)
+    apply._replace(folder, "file", lambda new: apply._write_new(folder, new, texts[0]))
+    children = []
+    for text in texts:
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                for _ in range(400):
+                    apply._replace(folder, "file", lambda new, text=text: apply._write_new(folder, new, text))  # type: ignore[misc]
+                code = 0
+            finally:
+                os._exit(code)
+        children.append(child)
+    torn = 0
+    while children:
+        torn += (tmp_path / "file").read_bytes() not in texts
+        found, status = os.waitpid(children[-1], os.WNOHANG)
+        if found:
+            assert status == 0
+            children.pop()
+    os.close(folder)
+    assert torn == 0
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_what_a_killed_start_left_is_swept_away(start: Start, host: Path, root: Path) -> None:
+    """A temporary name of a process that is gone goes at the next start; that of a living one stays."""
+    gone = os.fork() or os._exit(0)
+    os.waitpid(gone, 0)
+    (root / "etc").mkdir(exist_ok=True)
+    left = [root / f"etc/.ld.so.cache.{pid}.gpuhook" for pid in (gone, os.getpid())]
+    for path in (*left, root / "etc/.mine.x.gpuhook"):
+        path.touch()
+
+    done(start(), host, CACHE, image=GLIBC)
+
+    assert [path.exists() for path in left] == [False, True]
+    assert (root / "etc/.mine.x.gpuhook").exists()
+
+
+def test_a_mount_of_anybodys_is_no_source(host: Path, tmp_path: Path) -> None:
+    """A file system mounted right at /tmp/nvidia-mps may be a user's and never answer: it is not even looked at."""
+
+    def inside() -> bool:
+        (host / "tmp/nvidia-mps").mkdir(parents=True, exist_ok=True)
+        plain = "/tmp/nvidia-mps" in acquire(str(host), (), ("/tmp/nvidia-mps",)).handles
+        sandbox.mount("tmpfs", host / "tmp/nvidia-mps", "tmpfs")
+        return plain and "/tmp/nvidia-mps" not in acquire(str(host), (), ("/tmp/nvidia-mps",)).handles
+
+    assert sandbox.apart(inside, mounts=True)

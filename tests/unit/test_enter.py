@@ -342,7 +342,7 @@ UNESCAPED = {
 
 @pytest.mark.parametrize(("text", "expected"), UNESCAPED.items(), ids=repr)
 def test_unescaped(text: bytes, expected: bytes) -> None:
-    assert enter._unescaped(text) == expected
+    assert rootfs.unescaped(text) == expected
 
 
 MAPS = {
@@ -385,3 +385,12 @@ def test_the_kernel_that_lacks_a_call_is_told(start: Start, root: Path, monkeypa
     error = refusal(start(), root)
     assert error.reference == "kernel-too-old"
     assert "setns" in error.message
+
+
+def test_the_child_holds_nothing_that_the_runtime_waits_for(start: Start, root: Path) -> None:
+    """Its three streams lead nowhere: runc waits for its pipes to close, however long a dead mount holds the child."""
+
+    def make_plan(inside: rootfs.Root) -> tuple[Plan, Image]:
+        return Plan((), tuple(os.readlink(f"self/fd/{fd}", dir_fd=inside.proc) for fd in (0, 1, 2))), NO_IMAGE
+
+    assert entered(start(), root, make_plan) == ("/dev/null",) * 3
