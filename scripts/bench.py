@@ -9,7 +9,6 @@ import argparse
 import datetime
 import json
 import os
-import platform
 import shutil
 import statistics
 import subprocess
@@ -265,32 +264,6 @@ def resident(sim: Path) -> dict[str, float]:
     return found
 
 
-def versions() -> dict[str, str]:
-    """What the figures hold for."""
-    cpu = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-    release = dict(
-        line.split("=", 1) for line in Path("/etc/os-release").read_text().splitlines() if line.count("=") == 1
-    )
-
-    def said(*command: str) -> str:
-        try:
-            lines = subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines()
-        except FileNotFoundError:  # git is a convenience here
-            lines = []
-        return lines[0] if lines else ""
-
-    return {
-        "cpu": f"{cpu[0].partition(':')[2].strip() if cpu else platform.machine()}, {os.cpu_count()} cores",
-        "kernel": platform.release(),
-        "system": release.get("PRETTY_NAME", "").strip('"'),
-        "runc": said("runc", "--version").removeprefix("runc version "),
-        "python": said(PYTHON, "--version").removeprefix("Python "),
-        "sh": os.path.realpath("/bin/sh"),
-        "gpuhook": said(f"{WORK}/installed/usr/bin/gpuhook", "--version").removeprefix("gpuhook "),
-        "commit": said("git", "-C", str(CHECKOUT), "describe", "--always", "--dirty"),
-    }
-
-
 @dataclass
 class Row:
     """A line of the table: times in ms, ratios and the bar in T."""
@@ -303,6 +276,7 @@ class Row:
     ratio: float
     cpu_ratio: float
     bar: float
+    least: float
 
 
 def rows(found: dict[str, Samples], pairs: Iterable[tuple[str, str, str, float]]) -> list[Row]:
@@ -314,7 +288,8 @@ def rows(found: dict[str, Samples], pairs: Iterable[tuple[str, str, str, float]]
         added = statistics.median(b - a for a, b in zip(one.wall, other.wall, strict=True))
         cpu = statistics.median(b - a for a, b in zip(one.cpu, other.cpu, strict=True))
         walls = statistics.median(one.wall), statistics.median(other.wall)
-        made.append(Row(text, *walls, added, cpu, added / bare_wall, cpu / bare_cpu, bar))
+        least = bench_parts.least(one.wall, other.wall) / min(found["T"].wall)
+        made.append(Row(text, *walls, added, cpu, added / bare_wall, cpu / bare_cpu, bar, least))
     return made
 
 
@@ -372,7 +347,7 @@ def main() -> int:
     together = [statistics.median(column) for column in zip(*many, strict=True)]
     mounts, links = max(seen["gpu"])
     report = {
-        "versions": versions(),
+        "versions": bench_parts.versions(CHECKOUT, WORK / "installed/usr/bin/gpuhook", PYTHON),
         "rounds": options.rounds,
         "load": {"before": load, "after": os.getloadavg()[0]},
         "nice": os.nice(0),
