@@ -8,18 +8,18 @@ import difflib
 import os
 import posix
 import re
-import stat
-import time
 import tomllib
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
 from gpuhook import config as hot
-from gpuhook import configtrust, fastpath, jsonio
+from gpuhook import configtrust, fastpath, jsonio, linux
 from gpuhook.config import CAPABILITIES, LIMIT, Config
 from gpuhook.errors import GpuhookError, shown
 
 Check = Callable[[Any], Any]
+
+_NO_DATE = 86_400 * 10**9  # ns; a file of the first day of 1970 carries no date (Nix, ostree)
 
 
 class Key(NamedTuple):
@@ -399,32 +399,23 @@ def store(state: str, config: Config, key: list[str | int], times: tuple[int, in
     """Write config.json for Python and shim.sh for the sh launcher into the state directory, silently if at all.
 
     shim.sh gets the times of runtime.toml: the launcher takes it only while neither file is newer than the other, so
-    that a runtime.toml put in place with an old date (packages do that) counts as a change too.
+    that a runtime.toml put in place with an old date (packages do that) counts as a change too. Where every file has
+    the same date (the Nix store: 1, ostree: 0) dates tell nothing, and sh gets no file: Python decides each time.
+    A state directory that others may write is closed to them first.
     """
     fields = {name: getattr(config, name) for name in hot.FIELDS}
     fields = {name: list(item) if isinstance(item, tuple) else item for name, item in fields.items()}
     with contextlib.suppress(OSError):
         os.makedirs(state, 0o755, exist_ok=True)
-        if not hot.trusted(posix.stat(state)):
+        status = posix.stat(state)
+        if status.st_uid == posix.geteuid() and not hot.trusted(status):
+            posix.chmod(state, status.st_mode & 0o7755)
+            status = posix.stat(state)
+        if not hot.trusted(status):
             return
-        _write(f"{state}/shim.sh", fastpath.render(config), times)
-        _write(f"{state}/config.json", jsonio.dumps({"key": key, "fields": fields}), None)
-
-
-def _write(path: str, data: bytes, times: tuple[int, int] | None) -> None:
-    """Put a file in place at once, readable by all, whatever the umask is. Raises OSError and leaves nothing behind."""
-    new = f"{path}.{posix.getpid()}.{time.monotonic_ns()}"
-    flags = posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | posix.O_NOFOLLOW | posix.O_CLOEXEC
-    fd = posix.open(new, flags, stat.S_IRUSR | stat.S_IWUSR)
-    try:
-        try:
-            posix.write(fd, data)
-            posix.fchmod(fd, 0o644)
-            if times:
-                posix.utime(fd, ns=times)
-        finally:
-            posix.close(fd)
-        posix.rename(new, path)
-    except OSError:
-        posix.unlink(new)
-        raise
+        if times[1] > _NO_DATE:
+            linux.write_beside(f"{state}/shim.sh", fastpath.render(config), 0o644, times=times)
+        else:
+            with contextlib.suppress(FileNotFoundError):
+                posix.unlink(f"{state}/shim.sh")
+        linux.write_beside(f"{state}/config.json", jsonio.dumps({"key": key, "fields": fields}), 0o644)

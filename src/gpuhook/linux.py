@@ -260,9 +260,17 @@ def write_fd(fd: int, data: bytes) -> None:
         view = view[posix.write(fd, view) :]
 
 
-def write_beside(path: str, data: bytes, mode: int, *, owner: tuple[int, int] | None = None) -> None:
+def write_beside(
+    path: str,
+    data: bytes,
+    mode: int,
+    *,
+    owner: tuple[int, int] | None = None,
+    times: tuple[int, int] | None = None,
+) -> None:
     """Replace a host file whole: written beside it and renamed, so that a reader sees the old one or the new one.
 
+    `times` are those of access and change in ns; without `owner` and `times` they are the caller's and now.
     A kill half-way leaves the old file and at most one `.NAME.PID.gpuhook` beside it. OSError as open, write, rename.
     """
     folder, _, name = path.rpartition("/")
@@ -279,6 +287,8 @@ def write_beside(path: str, data: bytes, mode: int, *, owner: tuple[int, int] | 
             if owner is not None and owner != (posix.geteuid(), posix.getegid()):
                 posix.fchown(fd, *owner)
             posix.fchmod(fd, mode)  # after fchown, which clears set-id bits
+            if times is not None:
+                posix.utime(fd, ns=times)
         finally:
             posix.close(fd)
         posix.rename(temporary, path)

@@ -574,3 +574,25 @@ def test_trust_reads_no_more_than_the_limit(tmp_path: Path) -> None:
     assert configtrust.read(str(path), 5)[0] == b"12345"
     with pytest.raises(GpuhookError, match="longer than 4"):
         configtrust.read(str(path), 4)
+
+
+@pytest.mark.parametrize("seconds", [0, 1])
+def test_a_file_without_a_date_is_read_by_python_each_time(prefix: str, seconds: int) -> None:
+    """In the Nix store and under ostree every file has the same date: sh could not tell the next one from this."""
+    path = put(prefix, "[hook]\ndeadline = 9\n")
+    config.load(prefix)
+    assert Path(prefix, "run/gpuhook/shim.sh").exists()
+    os.utime(path, (seconds, seconds))
+
+    assert config.load(prefix).deadline == 9
+    assert sorted(os.listdir(compiled(prefix).parent)) == ["config.json"]
+
+
+def test_a_state_directory_that_others_may_write_is_closed_to_them(prefix: str) -> None:
+    put(prefix, "[hook]\ndeadline = 9\n")
+    config.load(prefix)
+    state = compiled(prefix).parent
+    state.chmod(0o777)
+
+    assert config.load(prefix).deadline == 9
+    assert state.stat().st_mode & 0o7777 == 0o755

@@ -49,9 +49,18 @@ class Answer:
 def ask(config: Config, nvml: DriverFile, cuda: DriverFile | None) -> Answer:
     """Ask NVML by way of the library `nvml` of the driver root.
 
+    A helper that was killed is started once more: any process of its user, nobody, may kill it.
     Raises nvml-timeout, nvml-crashed, nvml-failed, driver-not-loaded, driver-version-mismatch, and driver-changed where
     a library is no longer the file that was found.
     """
+    data, status = _asked(config, nvml, cuda)
+    if status == -signal.SIGKILL:
+        data, status = _asked(config, nvml, cuda)
+    return _read(nvml, data, status)
+
+
+def _asked(config: Config, nvml: DriverFile, cuda: DriverFile | None) -> tuple[bytes, int | None]:
+    """One helper's words and exit status."""
     descriptors: list[int] = []
     try:
         libraries = [_open(config, file) for file in (nvml, cuda) if file is not None]
@@ -62,11 +71,10 @@ def ask(config: Config, nvml: DriverFile, cuda: DriverFile | None) -> Answer:
             pid = _start(config, libraries, write_end)
         finally:
             os.close(write_end)
-        data, status = _wait(config, pid, read_end)
+        return _wait(config, pid, read_end)
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
-    return _read(nvml, data, status)
 
 
 # --- the process --------------------------------------------------------------------------------------------------
