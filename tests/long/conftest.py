@@ -3,6 +3,9 @@
 import pytest
 
 from tests.long.report import Report, append
+from tests.security.conftest import arena
+
+__all__ = ["arena", "report"]
 
 
 @pytest.fixture
