@@ -8,7 +8,7 @@ import posix
 from _stat import S_ISREG
 from errno import ENOENT
 
-from gpuhook import __version__, jsonio
+from gpuhook import __version__, jsonio, linux
 from gpuhook.errors import GpuhookError
 from gpuhook.model import value
 
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 CAPABILITIES = ("compat32", "compute", "display", "graphics", "ngx", "utility", "video")
 LIMIT = 1 << 20  # bytes of runtime.toml, and of the compiled form
+RUNTIME_DIR = b"XDG_RUNTIME_DIR"
 _OTHERS_WRITE = 0o022
+_OVERFLOW_UID = 65534  # proc_sys_kernel(5): overflowuid, which nobody changes
 
 
 @value
@@ -89,7 +91,14 @@ def defaults() -> Config:
 
 
 def paths(prefix: str) -> Paths:
-    """The paths of the installation below `prefix` ("" for the one at /)."""
+    """The paths of the installation below `prefix` ("" for the one at /).
+
+    Who is not root of this host keeps state and log in $XDG_RUNTIME_DIR/gpuhook, where that is set.
+    """
+    own = posix.environ.get(RUNTIME_DIR, b"")
+    if own.startswith(b"/") and not is_host_root():
+        state = f"{own.decode('utf-8', 'surrogateescape')}/gpuhook"
+        return Paths(f"{prefix}/etc/gpuhook/runtime.toml", state, f"{state}/gpuhook.log")
     return Paths(f"{prefix}/etc/gpuhook/runtime.toml", f"{prefix}/run/gpuhook", f"{prefix}/var/log/gpuhook/gpuhook.log")
 
 
@@ -132,7 +141,23 @@ def refresh(prefix: str) -> Config:
 
 def trusted(status: posix.stat_result) -> bool:
     """Whether a file or directory is root's or the caller's own, and nobody else may write it."""
-    return status.st_uid in (0, posix.geteuid()) and not status.st_mode & _OTHERS_WRITE
+    return is_own(status.st_uid) and not status.st_mode & _OTHERS_WRITE
+
+
+def is_own(uid: int) -> bool:
+    """Whether an owner is root or the caller. In a user namespace that has no host root, host root's files show the
+    overflow uid (user_namespaces(7))."""
+    return uid in (0, posix.geteuid()) or (uid == _OVERFLOW_UID and posix.geteuid() == 0 and not is_host_root())
+
+
+def is_host_root() -> bool:
+    """Whether this process is root where all ids are its own, and not in a user namespace of fewer."""
+    if posix.geteuid() != 0:
+        return False
+    try:
+        return linux.read_file("/proc/self/uid_map", 4096).split() == [b"0", b"0", b"4294967295"]
+    except OSError:
+        return True
 
 
 def _key(path: str, status: posix.stat_result) -> "list[str | int]":

@@ -6,6 +6,7 @@ Cold: imported when runtime.toml changed, and by the CLI.
 import os
 import stat
 
+from gpuhook.config import is_own
 from gpuhook.errors import GpuhookError
 
 _LINKS = 40  # as many as the kernel follows
@@ -83,7 +84,7 @@ def _check(wanted: str, path: str, status: os.stat_result) -> None:
 
 def _check_owner(wanted: str, path: str, status: os.stat_result) -> None:
     caller = os.geteuid()
-    if status.st_uid not in (0, caller):
+    if not is_own(status.st_uid):
         owners = "root" if caller == 0 else f"root or user {caller}"
         flag = "-h " if stat.S_ISLNK(status.st_mode) else ""
         cure = _cure(wanted, path, f"chown {flag}root:root")

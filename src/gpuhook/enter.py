@@ -39,8 +39,17 @@ class Target:
     tmpfs: tuple[str, ...]
 
 
-def mount(target: Target, sources: Sources, make_plan: "MakePlan", deadline: int) -> "tuple[str, ...]":
+def mount(
+    target: Target,
+    sources: Sources,
+    make_plan: "MakePlan",
+    deadline: int,
+    acquire: "Callable[[], Sources] | None" = None,
+) -> "tuple[str, ...]":
     """Do to the container what `make_plan` says of its root; returns warnings.
+
+    `acquire` takes the sources inside instead: a user that is not root has rights over mounts in the container's user
+    namespace alone, from which the host's files are seen at their places until the runtime leaves them behind.
 
     Raises what the child raised, `deadline-passed` after `deadline` seconds, and `container-gone` where the container's
     process has ended.
@@ -59,16 +68,17 @@ def mount(target: Target, sources: Sources, make_plan: "MakePlan", deadline: int
         code = 70
         try:
             posix.close(reading)
-            for stream in (0, 1, 2):  # runc waits for its pipes to close, whoever holds them (security.md, finding 4)
+            for stream in (0, 1, 2):  # runc waits for its pipes to close, whoever holds them
                 posix.dup2(nothing, stream)
-            answer = _guarded(proc, entry, target, sources, make_plan)
+            answer = _guarded(proc, entry, target, acquire or (lambda: sources), make_plan)
             linux.write_fd(writing, jsonio.dumps(answer))
             code = 0
         finally:
             posix._exit(code)
     posix.close(writing)
-    posix.close(nothing)
-    posix.close(entry.mounts)
+    for fd in (nothing, entry.mounts, entry.user):
+        if fd is not None:
+            posix.close(fd)
     posix.close(proc)
     try:
         answer = _await(reading, deadline)
@@ -84,10 +94,14 @@ def mount(target: Target, sources: Sources, make_plan: "MakePlan", deadline: int
 
 @value
 class Entry:
-    """What the child needs to enter: a handle of the container's mount namespace, and the ids of its root as this
-    process sees them, by which files are made in it; None where it has no user namespace of its own."""
+    """What the child needs to enter a container; None where that has no user namespace of its own.
+
+    Handles of its mount namespace and, for a user that is not root, of its user namespace; for root the ids of the
+    container's root as this process sees them, by which files are made there.
+    """
 
     mounts: int
+    user: int | None
     owner: tuple[int, int] | None
 
 
@@ -102,15 +116,21 @@ def _entry(pid: int, proc: int) -> Entry:
                     f"the container's process {pid} lives in the host's mount namespace",
                     "give the container a mount namespace of its own (linux.namespaces)",
                 )
-            owner = None
+            user = owner = None
             if _is_other("ns/user", at, proc):
-                owner = (_root_id("uid_map", at), _root_id("gid_map", at))
-            return Entry(posix.open("ns/mnt", posix.O_RDONLY | linux.O_CLOEXEC, dir_fd=at), owner)
+                if posix.geteuid() == 0:
+                    owner = (_root_id("uid_map", at), _root_id("gid_map", at))
+                else:
+                    user = posix.open("ns/user", posix.O_RDONLY | linux.O_CLOEXEC, dir_fd=at)
+            return Entry(posix.open("ns/mnt", posix.O_RDONLY | linux.O_CLOEXEC, dir_fd=at), user, owner)
         finally:
             posix.close(at)
     except OSError as error:
+        hint = "start it again"
+        if error.errno in (errno.EACCES, errno.EPERM):
+            hint = "as a user that is not root, use runc, or crun in a user namespace of yours, as rootless podman does"
         raise GpuhookError(
-            "container-gone", f"the container's process {pid} can't be reached: {error.strerror}", "start it again"
+            "container-gone", f"the container's process {pid} can't be reached: {error.strerror}", hint
         ) from None
 
 
@@ -166,15 +186,20 @@ def _reap(child: int) -> None:
         time.sleep(0.001)
 
 
-def _guarded(proc: int, entry: Entry, target: Target, sources: Sources, make_plan: "MakePlan") -> "dict[str, object]":
+def _guarded(
+    proc: int, entry: Entry, target: Target, acquire: "Callable[[], Sources]", make_plan: "MakePlan"
+) -> "dict[str, object]":
     """The child's work as a value: warnings, or the error as [reference, message, hint]."""
     try:
+        if entry.user is not None:
+            _become_root(entry.user)
         linux.prctl(linux.PR_SET_PDEATHSIG, _SIGKILL)
         linux.setns(entry.mounts, linux.CLONE_NEWNS)
         seal_imports()
         inside = open_root(target.root, proc)
         if entry.owner is not None:
             linux.setfsid(*entry.owner)
+        sources = acquire()
         steps, image = make_plan(inside)
         mounter = Mounter(inside, target.tmpfs, sources, image)
         return {"warnings": [*steps.warnings, *mounter.run(steps)]}
@@ -184,6 +209,14 @@ def _guarded(proc: int, entry: Entry, target: Target, sources: Sources, make_pla
         return {"error": ["mount-failed", f"{target.root}: {error.strerror}", "see the kernel's log"]}
     except Exception as error:  # the parent must hear of every failure, and a traceback would import
         return {"error": ["internal", f"{type(error).__name__}: {error}", "this is a defect of gpuhook: report it"]}
+
+
+def _become_root(namespace: int) -> None:
+    """Enter the container's user namespace, which gives its owner all rights in it, and be its root."""
+    linux.setns(namespace, linux.CLONE_NEWUSER)
+    posix.setresgid(0, 0, 0)
+    posix.setresuid(0, 0, 0)
+    linux.prctl(linux.PR_SET_DUMPABLE, 0)  # a change of ids resets it, and PDEATHSIG
 
 
 def seal_imports() -> None:

@@ -37,13 +37,24 @@ def main(argv: list[str], prefix: str) -> int:
         log = Log(config.log_path(settings, prefix), settings.log_level)
         known = same_record(settings, prefix, orders.record)
         files = plan.select(known, orders.capabilities)
-        taken = sources.acquire(settings.driver_root, files, settings.sockets + settings.directories)
-        proc = _proc(known, orders, settings, taken) if orders.proc else ()
+        proc: list[str] = []
+
+        def take() -> sources.Sources:
+            taken = sources.acquire(settings.driver_root, files, settings.sockets + settings.directories)
+            if orders.proc:
+                proc.extend(_proc(known, orders, settings, taken))
+            return taken
+
+        is_root = posix.geteuid() == 0
+        if not is_root:  # then sources are taken in the container's namespaces, where nothing is to be loaded
+            from gpuhook import oldkernel  # noqa: F401, PLC0415
+
         warnings = enter.mount(
             enter.Target(told.pid, orders.root, orders.tmpfs),
-            taken,
-            lambda root: steps(root, known, files, settings, compat=orders.compat, proc=proc),
+            take() if is_root else sources.Sources(),
+            lambda root: steps(root, known, files, settings, compat=orders.compat, proc=tuple(proc)),
             settings.deadline,
+            None if is_root else take,
         )
         done = containers.Granted(name, told.pid, orders.gpus, orders.capabilities, known)
         for warning in (*warnings, containers.note(config.paths(prefix).state, done)):
@@ -63,8 +74,11 @@ def harden() -> None:
     posix.umask(0)
     linux.close_range(3)
     linux.prctl(linux.PR_SET_DUMPABLE, 0)
+    own = posix.environ.get(config.RUNTIME_DIR)
     posix.environ.clear()
     posix.environ.update(_ENVIRONMENT)
+    if own:  # the shim hands it on to who is not root of the host
+        posix.environ[config.RUNTIME_DIR] = own
     posix.chdir("/")
 
 

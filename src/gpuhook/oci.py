@@ -179,19 +179,20 @@ class Spec:
             items = self._list(hooks, stage)
             items[:] = [item for item in items if _hook_name(item) != HOOK]
 
-    def grant(self, nodes: "tuple[Node, ...]", dev_root: str = "/") -> None:
+    def grant(self, nodes: "tuple[Node, ...]", dev_root: str = "/", *, rootless: bool = False) -> None:
         """Add the device nodes, the cgroup rules that open just them, and their groups. Twice is once.
 
         In the spec, and not behind the runtime's back, so that runc, crun and systemd know them and `daemon-reload`
         does not take them away. Access is `rw` without `m`: no other minor can be made and opened (CVE-2021-1056).
-        In a user namespace, where no node can be made, the host's are mounted.
+        In a user namespace, the container's own or (`rootless`) the runtime's, no node can be made: the host's are
+        mounted.
         """
         linux_part = self._child(self.data, "linux")
         devices = self._own_list(linux_part, "devices")
         rules = self._own_list(self._child(linux_part, "resources"), "devices")
         paths = {node.path for node in nodes}
         devices[:] = [item for item in devices if not (isinstance(item, dict) and item.get("path") in paths)]
-        is_mapped = self._has_user_namespace(linux_part)
+        is_mapped = rootless or self._has_user_namespace(linux_part)
         for node in nodes:
             number: dict[str, JSON] = {"type": "c", "major": node.major, "minor": node.minor}
             if not is_mapped:
@@ -230,7 +231,9 @@ class Spec:
         had = self._own_list(self._child(self._child(self.data, "process"), "user"), "additionalGids")
         had += [gid for gid in dict.fromkeys(groups) if gid not in had]
 
-    def add_hook(self, stage: str, path: str, arguments: "list[str]", timeout: int) -> "tuple[str, ...]":
+    def add_hook(
+        self, stage: str, path: str, arguments: "list[str]", timeout: int, environment: tuple[str, ...] = ()
+    ) -> "tuple[str, ...]":
         """Put our hook in, in the place of an earlier one or of NVIDIA's. Returns the paths of foreign hooks replaced.
 
         The environment is always explicit: a hook without one may get the image's (CVE-2025-23266).
@@ -238,7 +241,7 @@ class Spec:
         entry: dict[str, JSON] = {
             "path": path,
             "args": [HOOK, *arguments],
-            "env": [_HOOK_ENV],
+            "env": [_HOOK_ENV, *environment],
             "timeout": timeout,
         }
         hooks = self._child(self.data, "hooks")

@@ -94,11 +94,14 @@ def write(
             "the container asks for GPUs and its spec mounts nothing at /dev: device nodes would be made in the image",
             'mount a tmpfs at /dev, as `runc spec` and every engine do: {"destination":"/dev","type":"tmpfs"}',
         )
-    spec.grant(granted.nodes, settings.dev_root)
+    spec.grant(granted.nodes, settings.dev_root, rootless=not config.is_host_root())
     orders = grant.orders(granted, container) + spec.orders()
     for node in granted.nodes:
         orders += ["--node", f"{node.path}:{node.major}:{node.minor}"]
-    return spec.add_hook(settings.stage, f"{prefix}/usr/bin/{oci.HOOK}", orders, settings.deadline + _TIMEOUT_MARGIN)
+    own = posix.environ.get(config.RUNTIME_DIR)  # where who is not root keeps the record
+    kept = f"XDG_RUNTIME_DIR={own.decode('utf-8', 'surrogateescape')}" if own and not config.is_host_root() else ""
+    path, timeout = f"{prefix}/usr/bin/{oci.HOOK}", settings.deadline + _TIMEOUT_MARGIN
+    return spec.add_hook(settings.stage, path, orders, timeout, (kept,) if kept else ())
 
 
 def _names(granted: grant.Grant) -> str:
