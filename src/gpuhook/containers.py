@@ -21,7 +21,7 @@ FOLDER = "containers"
 _FORMAT = 1
 _NAME_LIMIT = 200  # characters; `.ID.json.PID.gpuhook` must be a file name, too. Engines' ids have 64
 _LIMIT = 1 << 16
-_LOOKS = 4  # files that one start looks at: each costs 30 us, and each start leaves one at most
+_LOOKS = 2  # files that one start looks at: each costs 30 us, and each start leaves one at most
 
 
 @value

@@ -13,6 +13,7 @@ import pytest
 
 from gpuhook import linux, oci
 from gpuhook.errors import GpuhookError
+from gpuhook.hook import parse as parse_orders
 from gpuhook.model import Node
 from tests import bundles, sandbox
 
@@ -282,6 +283,36 @@ def test_no_group_is_added_in_a_user_namespace(tmp_path: Path, how: str) -> None
     path = write(tmp_path, spec)
     edited(path, (node(0o660, 44),))
     assert "additionalGids" not in load(path)["process"]["user"]
+
+
+ORDERS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "masked": ({"maskedPaths": ["/proc/kcore"]}, ["--proc"]),
+    "nothing masked": ({"maskedPaths": []}, []),
+    "absent": ({"maskedPaths": None}, []),
+    "a label": ({"maskedPaths": [], "mountLabel": "u:object_r:t:s0:c1,c2"}, ["--label", "u:object_r:t:s0:c1,c2"]),
+    "both": ({"maskedPaths": ["/x"], "mountLabel": "l"}, ["--proc", "--label", "l"]),
+    "an empty label": ({"maskedPaths": ["/x"], "mountLabel": ""}, ["--proc"]),
+}
+
+
+@pytest.mark.parametrize(("change", "expected"), ORDERS.values(), ids=ORDERS)
+def test_orders_of_the_spec(tmp_path: Path, change: dict[str, Any], expected: list[str]) -> None:
+    """What the hook has to know; it understands each."""
+    spec = docker()
+    spec["linux"].update(change)
+    words = oci.Spec(str(write(tmp_path, spec))).orders()
+    assert words == expected
+    orders = parse_orders(["--record", "r", "--root", "/", *words])
+    assert (orders.proc, orders.label) == ("--proc" in words, words[-1] if "--label" in words else "")
+
+
+@pytest.mark.parametrize("change", [{"maskedPaths": "x"}, {"mountLabel": 1}], ids=str)
+def test_orders_of_a_spec_that_is_none(tmp_path: Path, change: dict[str, Any]) -> None:
+    spec = docker()
+    spec["linux"].update(change)
+    with pytest.raises(GpuhookError) as caught:
+        oci.Spec(str(write(tmp_path, spec))).orders()
+    assert caught.value.reference == "spec-invalid"
 
 
 def test_nodes_in_a_user_namespace_are_mounts(tmp_path: Path) -> None:
