@@ -5,7 +5,7 @@ checks) is imported only when the compiled form does not fit. Design, decision 7
 """
 
 import posix
-from _stat import S_ISREG
+from _stat import S_ISDIR, S_ISREG
 from errno import ENOENT
 
 from gpuhook import __version__, jsonio, linux
@@ -15,6 +15,8 @@ from gpuhook.model import value
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+    from gpuhook.model import JSON
 
 CAPABILITIES = ("compat32", "compute", "display", "graphics", "ngx", "utility", "video")
 LIMIT = 1 << 20  # bytes of runtime.toml, and of the compiled form
@@ -160,6 +162,27 @@ def is_host_root() -> bool:
         return True
 
 
+def read_own(state: str, name: str, limit: int) -> "JSON":
+    """The JSON in a file of the state directory; None where it is not there, not whole, longer than `limit` bytes, or
+    where another could have written it or put it there."""
+    try:
+        folder = posix.lstat(state)
+        if not S_ISDIR(folder.st_mode) or not trusted(folder):
+            return None
+        fd = posix.open(f"{state}/{name}", posix.O_RDONLY | posix.O_NOFOLLOW | posix.O_NONBLOCK | posix.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        status = posix.fstat(fd)
+        if not S_ISREG(status.st_mode) or not trusted(status):
+            return None
+        return jsonio.loads(linux.read_fd(fd, limit))
+    except (OSError, ValueError):
+        return None
+    finally:
+        posix.close(fd)
+
+
 def _key(path: str, status: posix.stat_result) -> "list[str | int]":
     """What tells one state of runtime.toml from another, and this gpuhook from the next."""
     return [
@@ -177,25 +200,11 @@ def _key(path: str, status: posix.stat_result) -> "list[str | int]":
 
 def _compiled(state: str, key: "list[str | int]") -> Config | None:
     """The compiled form, if it is there, trusted, whole and made of this very runtime.toml; None otherwise."""
+    item: Any = read_own(state, "config.json", LIMIT)
     try:
-        if not trusted(posix.stat(state)):
-            return None
-        flags = posix.O_RDONLY | posix.O_NOFOLLOW | posix.O_NONBLOCK | posix.O_CLOEXEC
-        fd = posix.open(f"{state}/config.json", flags)
-    except OSError:
+        return _from_fields(item["fields"]) if item["key"] == key else None
+    except (TypeError, KeyError):
         return None
-    try:
-        status = posix.fstat(fd)
-        if not trusted(status) or not S_ISREG(status.st_mode) or status.st_size > LIMIT:
-            return None
-        item: Any = jsonio.loads(posix.read(fd, LIMIT))
-        if item["key"] != key:
-            return None
-        return _from_fields(item["fields"])
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
-    finally:
-        posix.close(fd)
 
 
 def _from_fields(fields: "dict[str, Any]") -> Config:

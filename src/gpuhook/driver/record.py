@@ -7,12 +7,10 @@ starts on a broken host do not each wait for NVML.
 Hot path: `gpuhook.driver.refresh` is imported only when a record must be made.
 """
 
-import posix
 import time
-from _stat import S_ISDIR, S_ISREG
 
-from gpuhook import jsonio, linux
-from gpuhook.config import paths, trusted
+from gpuhook import jsonio
+from gpuhook.config import paths, read_own
 from gpuhook.driver import key
 from gpuhook.errors import EXIT_CODES, GpuhookError
 from gpuhook.model import DriverFile, FileId, Gpu, Mig, Record, value
@@ -80,22 +78,9 @@ def left_out(prefix: str) -> tuple[tuple[str, str], ...]:
 def read(state: str) -> Stored | None:
     """The stored form, if it is there, whole, of this format, and nobody else could have written it."""
     try:
-        directory = posix.lstat(state)
-        if not S_ISDIR(directory.st_mode) or not trusted(directory):
-            return None
-        flags = posix.O_RDONLY | posix.O_NOFOLLOW | posix.O_NONBLOCK | posix.O_CLOEXEC
-        descriptor = posix.open(f"{state}/{NAME}", flags)
-    except OSError:
+        return _decoded(read_own(state, NAME, LIMIT))
+    except (ValueError, TypeError, KeyError):
         return None
-    try:
-        status = posix.fstat(descriptor)
-        if not S_ISREG(status.st_mode) or not trusted(status) or status.st_size > LIMIT:
-            return None
-        return _decoded(jsonio.loads(linux.read_fd(descriptor, LIMIT)))
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
-    finally:
-        posix.close(descriptor)
 
 
 def fits(config: "Config", stored: Stored) -> bool:
