@@ -57,9 +57,10 @@ def syntax_error(demand: "Demand", token: str, position: int, bad: BadError) -> 
     place = position + bad.start
     first = max(0, place - 30)
     before = ("..." if first else "") + "".join([escaped(char) for char in demand.text[first:place]])
-    marked = "".join([escaped(char) for char in demand.text[place : position + bad.end]])
-    after = "".join([escaped(char) for char in demand.text[position + bad.end : place + 40]])
-    more = "..." if len(demand.text) > max(place + 40, position + bad.end) else ""
+    end = min(position + bad.end, place + 40)
+    marked = "".join([escaped(char) for char in demand.text[place:end]])
+    after = "".join([escaped(char) for char in demand.text[end : place + 40]])
+    more = "..." if len(demand.text) > place + 40 else ""
     return GpuhookError(
         "requirement-syntax",
         f"{visible(demand.origin)}: can't parse '{visible(token, 40)}' ({bad.reason})",

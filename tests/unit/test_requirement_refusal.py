@@ -2,7 +2,9 @@
 
 import pytest
 
-from gpuhook.model import Gpu
+from gpuhook import requirement
+from gpuhook.errors import GpuhookError
+from gpuhook.model import Demand, Gpu
 from tests.requirements import CUDA_12_6, gpu, refusal, refused
 
 RTX = gpu("geforcertx", (8, 9), "GeForce RTX 4090")
@@ -192,3 +194,10 @@ def test_a_thousand_conditions_make_a_short_refusal() -> None:
     message = str(refused(",".join(f"name{number}=1" for number in range(1000)), "535.1", T4))
     assert len(message) < 1000
     assert "and 997 conditions more" in message
+
+
+def test_an_endless_operator_makes_a_short_refusal() -> None:
+    """Found by the fuzzer: the operator was repeated whole above the caret."""
+    with pytest.raises(GpuhookError) as caught:
+        requirement.parse(Demand("NVIDIA_REQUIRE_CUDA", "cuda" + "!=" * 30_000))
+    assert len(str(caught.value)) < 1000
