@@ -11,6 +11,7 @@ from _stat import S_ISDIR
 from gpuhook import linux
 from gpuhook.sources import Sources, failed
 
+_KEPT = linux.MOUNT_ATTR_RDONLY | linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV | linux.MOUNT_ATTR_NOEXEC
 _DIRECTORY, _FILE = "directory", "file"
 
 
@@ -58,11 +59,13 @@ def _stage() -> dict[str, int]:
 
 
 def _restricted(fd: int, points: dict[str, int], attributes: int) -> int:
-    """A detached copy of a detached mount, with flags; MOUNT_ATTR_* and MS_* have the same numbers here."""
+    """A detached copy of a detached mount, with flags beside those that it has; MOUNT_ATTR_*, MS_* and those of statvfs
+    have the same numbers here."""
     linux.move_mount(fd, points[_DIRECTORY if S_ISDIR(posix.fstat(fd).st_mode) else _FILE])
     path = f"/proc/self/fd/{fd}"  # the root of the mount itself, which is what a remount takes
     linux.change_mount(path, linux.MS_PRIVATE)
-    linux.change_mount(path, linux.MS_REMOUNT | linux.MS_BIND | attributes)
+    had = posix.fstatvfs(fd).f_flag & _KEPT
+    linux.change_mount(path, linux.MS_REMOUNT | linux.MS_BIND | attributes | had)
     new = linux.open_tree(fd, "", linux.OPEN_TREE_CLONE | linux.AT_EMPTY_PATH)
     linux.umount2(path, linux.MNT_DETACH)
     return new

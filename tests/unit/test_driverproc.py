@@ -15,7 +15,7 @@ from gpuhook import driverproc, enter, linux, sim
 from gpuhook.errors import GpuhookError
 from gpuhook.model import Bind, Image, Plan
 from gpuhook.rootfs import Root
-from gpuhook.sources import Sources
+from gpuhook.sources import Sources, acquire
 from tests import container as containers
 from tests import sandbox
 from tests.container import NO_IMAGE, Container
@@ -150,6 +150,24 @@ def test_the_same_without_mount_setattr(driver: Path, monkeypatch: pytest.Monkey
     assert newer[1]
     assert all(item & os.ST_RDONLY and item & os.ST_NOSUID and item & os.ST_NODEV for item in newer[0])
     assert len(newer[0]) == 3
+
+
+@pytest.mark.runc
+def test_flags_that_a_mount_has_stay_without_mount_setattr(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a host mount that is restricted already, all flags are kept, those of access times too."""
+    top = tmp_path / "top"
+    (top / "mps").mkdir(parents=True)
+
+    def flags() -> int:
+        sandbox.bind(top, top)
+        sandbox.mount("none", top, "", 0x1000 | 0x20 | 1 | 8 | 0x400)  # bind, remount: ro, noexec, noatime
+        taken = acquire(str(top), (), ("/mps",))
+        return os.fstatvfs(taken.handles["/mps"]).f_flag
+
+    newer = sandbox.apart(flags, mounts=True)
+    monkeypatch.setitem(linux._CALLS, "mount_setattr", (999, "5.12"))
+    assert sandbox.apart(flags, mounts=True) == newer
+    assert all(newer & flag for flag in (1, 2, 4, 8, 1024))
 
 
 # --- the target -------------------------------------------------------------------------------------------------
