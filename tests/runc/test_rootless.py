@@ -5,6 +5,7 @@ No cgroup is theirs, so no device rule holds: the nodes that are mounted are wha
 
 import json
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -149,6 +150,33 @@ def test_runtimes_and_cgroups(
         assert "can't be reached: Permission denied [container-gone]\\n  fix: as a user that is not root" in log
         pytest.xfail("the process of a container of crun's is closed to its user: /proc/PID/ns is unreadable")
     assert (done.code, done.out.count(": ok"), done.out.count("GPU-")) == (0, 3, 2), done.err
+
+
+@pytest.mark.parametrize("within", [(), AS_ITS_ROOT], ids=["by hand", "as root of a user namespace"])
+def test_flags_that_the_host_has_locked(
+    rootless: bundles.Runtime,
+    world: World,
+    new_driver: Callable[..., Path],
+    new_bundle: NewBundle,
+    within: tuple[str, ...],
+) -> None:
+    """A user may not take flags off a mount of the host's: the copies keep them and get the rest."""
+    driver = new_driver()
+    world.use_driver(driver)
+    rootless.within = [*rootless.within, *within]
+    script = "opendev dlopen:libcuda.so.1 && grep libcuda /proc/self/mountinfo"
+    bundle = given(new_bundle(env=[ALL], args=["sh", "-c", script]), mapped=not within)
+    for path, flags in ((driver / "usr", "nosuid,nodev,noatime"), (driver / "tmp/nvidia-mps", "ro,noexec")):
+        subprocess.run(["mount", "--bind", path, path], check=True)
+        subprocess.run(["mount", "-o", f"remount,bind,{flags}", path], check=True)
+    try:
+        done = rootless.run(bundle)
+    finally:
+        for path in (driver / "usr", driver / "tmp/nvidia-mps"):
+            subprocess.run(["umount", path], check=True)
+
+    assert (done.code, done.out.count(": ok")) == (0, 1), done.err
+    assert {"ro", "nosuid", "nodev", "noatime"} <= set(done.out.splitlines()[1].split()[5].split(","))
 
 
 @pytest.mark.parametrize("mapped", [False, True], ids=["same user namespace", "one more user namespace"])
