@@ -26,10 +26,10 @@ _USAGE = "gpuhook-hook is written into the spec by gpuhook-runtime: use that as 
 
 def main(argv: list[str], prefix: str) -> int:
     """Read what the runtime says, plan for this record, enter the container and do it. Ends the process (`_leave`)."""
-    harden()
     name = "-"
     log = Log(config.paths(prefix).log)
     try:
+        harden()
         orders = parse(argv[1:])
         told = state.read(0)
         name = told.id
