@@ -168,6 +168,28 @@ def test_what_cannot_be_done_is_said_in_a_sentence(
     assert done.stderr.count("\n") == 1
 
 
+def test_two_first_installs_at_once(folder: Path) -> None:
+    """Packages are fetched once, by whichever comes first; neither fails."""
+    checkout = folder / "checkout"
+    for name in ("scripts", "src", "config"):
+        shutil.copytree(CHECKOUT / name, checkout / name)
+    kept = next((CHECKOUT / "build/vendor").iterdir())
+    pip = checkout / "build/pip/bin"
+    pip.mkdir(parents=True)
+    (pip / "pip").symlink_to("/bin/true")
+    # python3 -m pip install ... --target FOLDER -r FILE
+    (pip / "python3").write_text(
+        '#!/bin/bash\nwhile [ "$1" != --target ]; do shift; done\n'
+        f'echo fetched >>"{folder}/fetched"; sleep 1; cp -a "{kept}" "$2"\n'
+    )
+    (pip / "python3").chmod(0o755)
+    words = [str(checkout / "scripts/install"), "--destdir"]
+    running = [subprocess.Popen([*words, folder / name], stderr=subprocess.PIPE, text=True) for name in ("a", "b")]
+    assert [(process.communicate()[1], process.returncode) for process in running] == [("", 0), ("", 0)]
+    assert (folder / "fetched").read_text() == "fetched\n"
+    assert [path.is_dir() for path in (checkout / "build/vendor").iterdir()] == [True]
+
+
 def test_the_test_command_names_what_failed_and_looks_at_the_sources_only(folder: Path) -> None:
     """Of all checks, in one line, before pytest; a tree that scripts/install laid out in the checkout is no source."""
     for name in ("scripts", "src/launchers", ".ci"):
