@@ -322,8 +322,10 @@ def _parsers() -> dict[str, Parser]:
         "ld.so.cache": Parser(caches, numbers, _cache, (ValueError,)),
         "ELF": Parser([_tiny_elf()], numbers, _elf, ()),
         "ld.so.conf": Parser([b"include /etc/ld.so.conf.d/*.conf\n/usr/lib\n", b"/a:/b\n"], conf, _conf, ()),
-        "state": Parser([b'{"ociVersion":"1","id":"a","pid":77,"bundle":"/b","root":"/r"}'], marks, _state),
-        "config.json": Parser([jsonio.dumps(spec), b'{"process":{"env":["A=b"]}}'], marks, _spec),
+        "state": Parser(
+            [b'{"ociVersion":"1","id":"a","pid":77,"bundle":"/b","root":"/r"}'], marks, _state, trusted=True
+        ),
+        "config.json": Parser([jsonio.dumps(spec), b'{"process":{"env":["A=b"]}}'], marks, _spec, trusted=True),
         "hook arguments": Parser(
             [b"--record\0ab\0--root\0/r\0--compat\0--node\0/dev/a:1:2"], flags, _hook_words, trusted=True
         ),
