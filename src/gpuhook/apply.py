@@ -228,13 +228,19 @@ class Mounter:
             names = self.root.some_names(folder, _SWEPT)
         except OSError:
             return
+        gone = []
         for name in names:
             owner = name[: -len(_TEMPORARY)].rpartition(".")[2]
             if name.startswith(".") and name.endswith(_TEMPORARY) and owner.isascii() and owner.isdigit():
                 try:
                     posix.stat(owner, dir_fd=self.root.proc)
                 except FileNotFoundError:
-                    _discard(folder, name)
+                    gone.append(name)
+        for name in gone:
+            try:
+                _discard(folder, name)
+            except OSError:  # a directory of the image that is called so
+                pass
 
     # --- both ---------------------------------------------------------------------------------------------------
 

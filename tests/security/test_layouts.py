@@ -192,6 +192,17 @@ def test_temporary_names_of_ours_are_taken(arena: Arena) -> None:
     assert verdict.outcome == "runs"
 
 
+def test_directories_that_are_called_as_our_temporary_files(arena: Arena) -> None:
+    """They are not swept away, and do not stand in the way."""
+
+    def change(root: Path, victim: Path) -> None:
+        (root / "etc/.x.999999999.gpuhook/y").mkdir(parents=True)
+        (root / LIBDIR / ".libcuda.so.1.999999999.gpuhook/y").mkdir(parents=True)
+
+    verdict = run(arena, change)
+    assert (verdict.outcome, verdict.violations) == ("runs", [])
+
+
 @pytest.mark.parametrize("what", ROOTS)
 def test_whole_roots(arena: Arena, what: str) -> None:
     """L61 and others."""
