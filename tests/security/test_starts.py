@@ -1,6 +1,9 @@
 """Whole starts under an exchange of names, with a fault at the hook's n-th call, at once, and one after another."""
 
+import random
 import shutil
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ pytestmark = pytest.mark.runc
 
 ATTACKED = 10
 FAULTS = 25  # of each kind and runtime
+KILLS = 10
 CROWD = 30
 SERIES = 50
 
@@ -47,6 +51,55 @@ def test_a_fault_at_any_call_and_the_next_start(arena: Arena, act: str) -> None:
     assert came["refused"] >= FAULTS / 2
     if act == "kill":
         assert set(came) <= {"calls", "refused", "not reached"}
+
+
+def check_killed_runtime(arena: Arena, count: int) -> int:
+    """Kill the shim, or the runtime that it became, at random moments. Says how many were killed before their end."""
+    bundle = bundles.make(arena.bundle("killed"), arena.tree, env=[ALL], args=starts.GPUS)
+    spec = (bundle.path / "config.json").read_bytes()
+    within = arena.within[:2]
+    shim = bundles.Runtime(arena.world.runtime, arena.place / "killed-state", within=within)
+    pick = random.Random(arena.runtime)
+    begun = time.monotonic()
+    assert shim.run(bundle).out == starts.SEEN
+    usual = time.monotonic() - begun
+    killed = 0
+    for _ in range(count):
+        (bundle.path / "config.json").write_bytes(spec)
+        name = shim.new_id()
+        command = [
+            *within,
+            str(shim.binary),
+            "--root",
+            str(shim.state / "root"),
+            "run",
+            "--bundle",
+            str(bundle.path),
+            name,
+        ]
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        time.sleep(pick.uniform(0, usual))
+        process.kill()  # every program before the runtime becomes the next one, so this is the one that works now
+        killed += process.wait() == -9
+        low_level = bundles.Runtime(bundles.tool(arena.runtime), shim.state, within=within)
+        low_level.delete(name)
+        assert starts.processes(arena.place) == []
+        (bundle.path / "config.json").write_bytes(spec)
+        after = shim.run(bundle)
+        assert (after.code, after.out) == (0, starts.SEEN), after.err
+    assert not mounts_below(arena.place)
+    return killed
+
+
+def mounts_below(place: Path) -> list[str]:
+    return [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if f" {place}/" in line]
+
+
+def test_the_runtime_is_killed_at_random_moments(arena: Arena) -> None:
+    """Nothing of ours goes on for long, nothing stays mounted on the host, and the next start on the root works."""
+    assert check_killed_runtime(arena, KILLS) >= KILLS / 2
 
 
 @pytest.mark.parametrize("state", ["cold", "warm"])
