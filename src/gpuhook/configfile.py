@@ -265,12 +265,17 @@ def load(path: str) -> tuple[Config, os.stat_result | None]:
 
 
 def refuse(path: str, problems: tuple[Problem, ...], more: int = 0) -> NoReturn:
-    """Raise config-invalid with each of the problems; `more` says how many others there are."""
-    message = "\n  ".join(problem.sentence(path) for problem in problems)
+    """Raise config-invalid with each of the problems; `more` says how many others there are.
+
+    Of several problems each has its hint with it.
+    """
+    if len(problems) > 1:
+        lines = [problem.sentence(path) + (f" ({problem.hint})" if problem.hint else "") for problem in problems]
+        raise GpuhookError("config-invalid", "\n  ".join(lines), f"correct these {len(lines)} places")
     hints = [problem.hint for problem in problems if problem.hint]
     if more > 0:
         hints.append(f"{more} more: run gpuhook config validate")
-    raise GpuhookError("config-invalid", message, "\n".join(dict.fromkeys(hints)))
+    raise GpuhookError("config-invalid", problems[0].sentence(path), "\n".join(hints))
 
 
 def parse(data: bytes) -> Parsed:
@@ -316,6 +321,18 @@ def _read_section(lines: list[str], section: str, table: dict[str, Any], given: 
     return problems
 
 
+_TOML_FORM = "below a [section] write lines of the form key = value; text values need double quotes"
+# words of tomllib -> what to do
+_TOML_HINTS = {
+    "table declaration": "write the section's name between [ and ]",
+    "Unclosed array": 'close the list with ]: ["one", "two"]',
+    "Invalid value": "text values need double quotes",
+    "Illegal character '\\n'": "close the text with a double quote",
+    "Unterminated string": "close the text with a double quote",
+    "Cannot": "leave only one of them",
+}
+
+
 def _no_toml(text: str, error: Exception) -> Problem:
     """A Problem for what tomllib refused; it says where in its message only (Python 3.11)."""
     reason = str(error) if not isinstance(error, RecursionError) else "nested too deeply"
@@ -324,9 +341,8 @@ def _no_toml(text: str, error: Exception) -> Problem:
     line = int(found[1]) if found and found[1] else len(lines)
     reason = reason[: found.start()] if found else reason
     quoted = lines[line - 1].strip() if 0 < line <= len(lines) else ""
-    return Problem(
-        line, "", f"no TOML: {reason}" + (f", in {shown(quoted)}" if quoted else ""), "text values need double quotes"
-    )
+    hint = next((hint for words, hint in _TOML_HINTS.items() if words in reason), _TOML_FORM)
+    return Problem(line, "", f"no TOML: {reason}" + (f", in {shown(quoted)}" if quoted else ""), hint)
 
 
 def _unknown_section(lines: list[str], section: str) -> Problem:

@@ -8,6 +8,7 @@ Hot path: imports nothing.
 EXIT_CODES = {
     "internal": 3,
     "usage": 2,
+    "output-not-written": 4,
     # configuration and installation
     "config-invalid": 11,
     "config-untrusted": 12,

@@ -142,10 +142,10 @@ INFO = these(
     record=maybe(these(id=TEXT, path=TEXT, age_seconds=maybe(NUMBER))),
     errors=many(FAILURE),
 )
-CHECK_ERROR = these(reference=TEXT, message=TEXT, hint=TEXT)
+FAILED = these(error=FAILURE)
 CHECK: Schema = {
     "anyOf": [
-        these(met={"const": False}, error=CHECK_ERROR),
+        these(met={"const": False}, error=FAILURE),
         these(
             met=FLAG,
             policy=TEXT,
@@ -160,7 +160,7 @@ CHECK: Schema = {
             ways=many(TEXT),
             notes=many(TEXT),
             warnings=many(TEXT),
-            error=maybe(CHECK_ERROR),
+            error=maybe(FAILURE),
         ),
     ]
 }

@@ -3,6 +3,7 @@
 import os
 import pty
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -91,10 +92,10 @@ def test_help_of_each_command_has_examples(name: str, capsys: pytest.CaptureFixt
 
 
 def test_without_a_command_it_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["gpuhook"]) == 2
+    assert main(["gpuhook"]) == 0
     shown = capsys.readouterr()
-    assert shown.out == ""
-    assert "Usage: gpuhook" in shown.err
+    assert shown.out.startswith("Usage: gpuhook")
+    assert shown.err == ""
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,7 +115,7 @@ def test_a_console_script_calls_it_without_arguments(
 
 WRONG = {
     "unknown command": (["frob"], "there is no command 'frob'", "gpuhook --help"),
-    "near command": (["exlpain"], "did you mean explain", "gpuhook --help"),
+    "near command": (["exlpain"], "did you mean explain?", "gpuhook --help"),
     "unknown option": (["--frob"], "no such option", "gpuhook --help"),
     "unknown option of a command": (["info", "--frob"], "no such option", "gpuhook info --help"),
     "missing argument": (["check"], "missing argument 'EXPR'", "gpuhook check --help"),
@@ -182,6 +183,48 @@ def test_a_reader_that_goes_away_is_no_failure_to_talk_about() -> None:
     run = subprocess.run([*PYTHON, "--help"], env=environment(), stdout=writing, stderr=subprocess.PIPE, text=True)
     os.close(writing)
     assert (run.returncode, run.stderr) == (1, "")
+
+
+OUTPUTS = {
+    "help": (["--help"], 4),
+    "a document": (["config", "show", "--json"], 4),
+    "a table": (["sim", "list-layouts"], 4),
+    "an error as a document": (["explain", "/nowhere", "--json"], 4),
+    "an error": (["explain", "/nowhere"], 20),
+}
+
+
+@pytest.mark.parametrize(("words", "status"), OUTPUTS.values(), ids=OUTPUTS)
+def test_a_full_output_is_an_error_in_one_sentence(words: list[str], status: int) -> None:
+    """Not a defect, and no traceback when the interpreter ends."""
+    with open("/dev/full", "w") as full:
+        run = subprocess.run([*PYTHON, *words], env=environment(), stdout=full, stderr=subprocess.PIPE, text=True)
+    assert run.returncode == status
+    wanted = "standard output can't be written: No space left on device [output-not-written]"
+    assert (wanted if status == 4 else "[bundle-unreadable]") in run.stderr
+    assert run.stderr.count("gpuhook: ") == 1
+    assert "Traceback" not in run.stderr
+
+
+def test_a_closed_output_is_an_error_before_anything_is_done(tmp_path: Path) -> None:
+    """Else a file that is opened would be standard output."""
+    line = f"{' '.join(map(shlex.quote, PYTHON))} sim create {tmp_path}/made >&-"
+    run = subprocess.run(["/bin/sh", "-c", line], env=environment(), stderr=subprocess.PIPE, text=True)
+    assert run.returncode == 4
+    assert run.stderr.startswith("gpuhook: standard output is closed [output-not-written]\n")
+    assert not (tmp_path / "made").exists()
+
+
+def test_closed_other_streams_are_no_matter() -> None:
+    line = f"{' '.join(map(shlex.quote, PYTHON))} config path <&- 2>&-"
+    run = subprocess.run(["/bin/sh", "-c", line], env=environment(), stdout=subprocess.PIPE, text=True)
+    assert (run.returncode, run.stdout) == (0, "/etc/gpuhook/runtime.toml\n")
+
+
+def test_an_error_that_cannot_be_said_keeps_its_status() -> None:
+    with open("/dev/full", "w") as full:
+        run = subprocess.run([*PYTHON, "explain", "/nowhere"], env=environment(), stdout=full, stderr=full)
+    assert run.returncode == 20
 
 
 def test_text_that_the_locale_lacks_is_escaped(tmp_path: Path) -> None:

@@ -91,7 +91,8 @@ def test_bad_input_is_an_error_that_names_it(
     found = explain(*[word.format(folder=folder) for word in words])
     assert found["status"] == status
     assert f"[{reference}]" in found["stderr"].splitlines()[0]
-    assert set(found) == {"status", "stderr"}, "a document in spite of bad input"
+    assert set(found) == {"status", "stderr", "error"}, "more than the error in spite of bad input"
+    assert found["error"]["reference"] == reference
 
 
 # --- what is asked for --------------------------------------------------------------------------------------------

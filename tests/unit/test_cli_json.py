@@ -50,6 +50,9 @@ CASES: dict[str, tuple[list[str], int, schemas.Schema]] = {
     "check not met": (["check", "cuda>=99", "--driver", "535.161.08", "--brand", "tesla"], 41, schemas.CHECK),
     "check that can't be parsed": (["check", "cuda>>1"], 40, schemas.CHECK),
     "config show": (["config", "show"], 0, schemas.CONFIG_SHOW),
+    "explain without its bundle": (["explain", "{folder}/nowhere"], 20, schemas.FAILED),
+    "check misspelt": (["check", "cuda>=12.4", "--frob"], 2, schemas.FAILED),
+    "list of no capability": (["list", "--capability", "frob"], 2, schemas.FAILED),
 }
 BROKEN: dict[str, tuple[list[str], int, schemas.Schema]] = {
     "explain": (["explain", "--env", ALL], 51, schemas.EXPLAIN),
@@ -57,6 +60,7 @@ BROKEN: dict[str, tuple[list[str], int, schemas.Schema]] = {
     "record show": (["record", "show"], 51, schemas.RECORD_SHOW),
     "record refresh": (["record", "refresh"], 51, schemas.RECORD_REFRESH),
     "info": (["info"], 51, schemas.INFO),
+    "list": (["list"], 51, schemas.FAILED),
     "check": (["check", "cuda>=12.4"], 51, schemas.CHECK),
 }
 
@@ -75,11 +79,13 @@ def told(folder: Path, capsys: pytest.CaptureFixture[str]) -> Print:
 
     def call(*words: str) -> tuple[int, Any]:
         line = ["gpuhook", *[word.format(folder=folder) for word in words], "--json"]
-        try:
-            status = main(line, str(folder / "prefix"))
-        except SystemExit as end:
-            status = int(end.code or 0)
-        return status, json.loads(capsys.readouterr().out)
+        status = main(line, str(folder / "prefix"))
+        shown = capsys.readouterr()
+        document = json.loads(shown.out)
+        for error in document.get("errors") or [document.get("error")]:
+            said = f"gpuhook: {error['message']} [{error['reference']}]" if error else ""
+            assert shown.err.count(said) == 1 if error else shown.err == "", "the error is not once on stderr"
+        return status, document
 
     return call
 

@@ -72,13 +72,14 @@ def test_validate_tells_every_error_with_its_line(prefix: str) -> None:
     assert isinstance(error, GpuhookError)
     assert error.reference == "config-invalid"
     lines = error.message.splitlines()
-    assert [line.strip().split(": ")[:2] for line in lines] == [
+    assert [line.strip().split(": ")[:2] for line in lines] == [  # each with its hint
         [f"{path}:2", "log.level"],
         [f"{path}:3", "log.fle"],
         [f"{path}:5", "hook.deadline"],
         [f"{path}:6", "hok"],
     ]
-    assert "did you mean file" in error.hint
+    assert lines[1].endswith("no such key (did you mean file)")
+    assert error.hint == "correct these 4 places"
 
 
 def test_validate_of_a_right_file_and_of_none(prefix: str) -> None:
@@ -105,6 +106,24 @@ def test_a_draft_that_cannot_be_read(prefix: str, name: str) -> None:
     error = run(prefix, "validate", f"{prefix}/{name}").exception
     assert isinstance(error, GpuhookError)
     assert error.reference == "config-invalid"
+    assert error.hint.startswith("name a runtime.toml")
+
+
+NO_TOML = {
+    "section": ("[driver\n", "write the section's name between [ and ]"),
+    "list": ('[driver]\nsockets = ["/a"\n', "close the list with ]"),
+    "text without quotes": ("[log]\nlevel = info\n", "text values need double quotes"),
+    "text without its end": ('[log]\nlevel = "info\n', "close the text"),
+    "twice": ('[log]\nlevel = "info"\nlevel = "info"\n', "leave only one"),
+}
+
+
+@pytest.mark.parametrize(("text", "hint"), NO_TOML.values(), ids=NO_TOML)
+def test_what_is_no_toml_has_a_fitting_hint(prefix: str, text: str, hint: str) -> None:
+    put(prefix, text)
+    error = run(prefix, "validate").exception
+    assert isinstance(error, GpuhookError)
+    assert hint in error.hint
 
 
 def test_what_only_the_schema_refuses_is_told_too(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,15 +1,22 @@
 """`gpuhook check` as a person runs it."""
 
 import json
+import sys
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
-from gpuhook.cli.check import check
+from gpuhook import cli
 
 
 def run(*arguments: str) -> Result:
-    return CliRunner().invoke(check, arguments)
+    @click.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
+    @click.argument("words", nargs=-1, type=click.UNPROCESSED)
+    def program(words: tuple[str, ...]) -> None:
+        sys.exit(cli.main(["gpuhook", "check", *words]))
+
+    return CliRunner().invoke(program, arguments)
 
 
 CUDA = "cuda>=12.6 brand=tesla,driver>=470,driver<471"
@@ -33,6 +40,7 @@ CUDA = "cuda>=12.6 brand=tesla,driver>=470,driver<471"
         (["arch>=8.0", "--driver", "580.1", "--arch", "7.5"], 41, "compute capability 7.5"),
         (["cuda>=12", "--driver", "551.78"], 0, "CUDA up to 12.4 (assumed from the branch)"),
         (["cuda=>12", "--driver", "535.1"], 40, "EXPR: can't parse 'cuda=>12'"),
+        (["cuda>=12", "--driver", "1"], 2, "nothing is known of drivers before 340"),
         (["cuda>=12", "--driver", "x"], 2, "a driver version is expected"),
         (["cuda>=12", "--driver", "535", "--cuda", "12.x"], 2, "digits and dots are expected"),
         (["cuda>=12", "--driver", "535", "--compat-libs", "maybe"], 2, "yes, no or a driver version"),
@@ -62,6 +70,18 @@ def test_json_is_one_document(text: str, code: int) -> None:
     assert (document["error"] or {}).get("reference") == {0: None, 41: "requirement-not-met", 40: "requirement-syntax"}[
         code
     ]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["cuda>=99", "--driver", "535.1"], [CUDA, "--driver", "470.1", "--brand", "geforce"]],
+    ids=["one alternative", "several"],
+)
+def test_a_refusal_names_no_variable(words: list[str]) -> None:
+    """There is no image whose variable EXPR would be."""
+    result = run(*words)
+    assert result.exit_code == 41
+    assert "EXPR" not in result.stderr
 
 
 def test_help_has_examples() -> None:

@@ -9,6 +9,7 @@ import io
 import os
 import sys
 import traceback
+from contextlib import suppress
 
 import click
 from click.shell_completion import CompletionItem
@@ -56,7 +57,7 @@ class Commands(click.Group):
             import difflib  # noqa: PLC0415 - only a misspelt name pays for it
 
             near = difflib.get_close_matches(args[0], COMMANDS, 1)
-            raise click.UsageError(f"there is no command {args[0]!r}" + (f"; did you mean {near[0]}" if near else ""))
+            raise click.UsageError(f"there is no command {args[0]!r}" + (f"; did you mean {near[0]}?" if near else ""))
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
@@ -75,13 +76,13 @@ class Commands(click.Group):
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="""\b
 Examples:
-  gpuhook explain /run/containerd/io.containerd.runtime.v2.task/default/ID
-  gpuhook explain --env NVIDIA_VISIBLE_DEVICES=all
+  gpuhook explain /run/containerd/io.containerd.runtime.v2.task/moby/ID     # a container of docker, by its full id
+  gpuhook explain --env NVIDIA_VISIBLE_DEVICES=all                          # without a container
   gpuhook check 'cuda>=12.6'
   gpuhook info
 
 Each command has its own --help with examples. Every error's reference, in square brackets, has a section in
-docs/errors.md.
+docs/errors.md. With --json a command prints one JSON document, that of its error too, as `error`.
 """,
 )
 @click.version_option(__version__, "--version", prog_name="gpuhook", message="%(prog)s %(version)s")
@@ -98,26 +99,58 @@ def prefix() -> str:
 def main(argv: list[str] | None = None, prefix: str = "") -> int:
     """Run the command line; returns the exit code. Without arguments, those of the process (console script)."""
     words = (sys.argv if argv is None else argv)[1:]
+    try:
+        return _run(words, prefix)
+    except BrokenPipeError:  # the reader went away, as `head` does
+        _give_up_stdout()
+        return 1
+    except OSError as error:  # of stdout: _run lets no other out
+        _give_up_stdout()
+        return _say(_not_written(f"can't be written: {error.strerror}"))
+
+
+def _run(words: list[str], prefix: str) -> int:
+    """OSError where stdout takes nothing."""
+    if _missing_streams():
+        return _say(_not_written("is closed"))
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # in a locale without the letters, too
+    as_json = "--json" in words
     try:
         code = gpuhook.main(args=words, prog_name="gpuhook", obj=prefix, standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except click.exceptions.NoArgsIsHelpError as error:
-        click.echo(error.format_message(), err=True)
-        return error.exit_code
+        click.echo(error.format_message())
+        return 0
     except click.ClickException as error:
-        return _fail(_usage(error))
+        return _fail(_usage(error), as_json)
     except GpuhookError as error:
-        return _fail(error)
+        return _fail(error, as_json)
     except (KeyboardInterrupt, click.Abort):
         return 130
-    except BrokenPipeError:  # the reader went away, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     except Exception as error:  # a person gets one line, the log the traceback
-        return _fail(_defect(error, prefix))
+        if isinstance(error, OSError) and traceback.extract_tb(error.__traceback__)[-1].name in ("echo", "_run"):
+            raise  # stdout's: each of our own calls of the system is in some other function
+        return _fail(_defect(error, prefix), as_json)
+
+
+def _missing_streams() -> bool:
+    """Whether stdout is closed. Whichever of the three is closed becomes /dev/null: no file shall get its number."""
+    streams: tuple[object, ...] = (sys.stdin, sys.stdout, sys.stderr)
+    if None in streams:
+        while os.open(os.devnull, os.O_RDWR) <= 2:
+            pass
+    return streams[1] is None
+
+
+def _give_up_stdout() -> None:
+    """What could not be written is not tried again at the end of the process."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _not_written(what: str) -> GpuhookError:
+    return GpuhookError("output-not-written", f"standard output {what}", "give it a file with room, or /dev/null")
 
 
 def _usage(error: click.ClickException) -> GpuhookError:
@@ -130,9 +163,19 @@ def _usage(error: click.ClickException) -> GpuhookError:
     return GpuhookError("usage", text[:1].lower() + text[1:], f"{command} --help shows what it takes, with examples")
 
 
-def _fail(error: GpuhookError) -> int:
+def _fail(error: GpuhookError, as_json: bool) -> int:
+    """The error for people, on stderr, and for programs, unless a document that was printed has it."""
+    from gpuhook.cli import render  # noqa: PLC0415 - nobody else pays for it
+
+    if as_json and not isinstance(error, render.ToldError):
+        click.echo(render.document({"error": render.failure(error)}))
     sys.stdout.flush()
-    click.echo(str(error), err=True)
+    return _say(error)
+
+
+def _say(error: GpuhookError) -> int:
+    with suppress(OSError):  # then there is nowhere left to say it
+        click.echo(str(error), err=True)
     return error.exit_code
 
 

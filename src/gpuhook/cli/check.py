@@ -1,11 +1,9 @@
 """`gpuhook check`: does a driver meet a requirement? It needs no container, and with `--driver` no driver."""
 
-import json
-import sys
-
 import click
 
 from gpuhook import cuda, refusal, requirement, version
+from gpuhook.cli import prefix, render
 from gpuhook.errors import GpuhookError
 from gpuhook.model import Demand, Gpu
 from gpuhook.requirement import Host, Outcome, Requirement, Verdict
@@ -31,6 +29,8 @@ def _version(_context: click.Context, option: click.Parameter, text: str | None)
 def _driver_version(_context: click.Context, option: click.Parameter, text: str | None) -> str | None:
     if text is not None and not version.parse_loose(text):
         raise click.BadParameter("a driver version is expected, as in 535.161.08", param=option)
+    if text is not None and version.parse_loose(text)[0] < cuda.BRANCHES[0][0]:
+        raise click.BadParameter(f"nothing is known of drivers before {cuda.BRANCHES[0][0]}", param=option)
     return text
 
 
@@ -100,19 +100,24 @@ def check(  # noqa: PLR0917 - click names them
             host = Host(host.driver, version.parse(level) or (), False)
         gpus = _gpus(gpus, brand, arch)
         verdict = requirement.judge((parsed,), host, gpus, policy or in_force, lambda: compat)
-        error = None if verdict.met else refusal.error(verdict, (), True)
+        error = None if verdict.met else _unmet(verdict)
     except GpuhookError as failure:
         if as_json:
-            click.echo(json.dumps({"met": False, "error": _error(failure)}, indent=2))
-        click.echo(str(failure), err=True)
-        sys.exit(failure.exit_code)
+            click.echo(render.document({"met": False, "error": render.failure(failure)}))
+        raise render.ToldError(failure) from None
     if as_json:
-        click.echo(json.dumps(_document(verdict, gpus, error), indent=2))
+        click.echo(render.document(_document(verdict, gpus, error)))
     else:
         _print(verdict, parsed, gpus)
     if error:
-        click.echo(str(error), err=True)
-        sys.exit(error.exit_code)
+        raise render.ToldError(error)
+
+
+def _unmet(verdict: Verdict) -> GpuhookError:
+    """A container's refusal, without the variable that it would name."""
+    error = refusal.error(verdict, (), True)
+    hint = error.hint.replace(f" ({ORIGIN})", "").replace(f"({ORIGIN}, ", "(")
+    return GpuhookError(error.reference, error.message, hint)
 
 
 def _this_host() -> tuple[Host, tuple[Gpu, ...], str]:
@@ -120,10 +125,9 @@ def _this_host() -> tuple[Host, tuple[Gpu, ...], str]:
     from gpuhook import config  # noqa: PLC0415 - a check of another machine needs neither
     from gpuhook.driver import record  # noqa: PLC0415
 
-    found = click.get_current_context().find_root().obj
-    prefix = found if isinstance(found, str) else ""
-    settings = config.load(prefix)
-    known = record.load(settings, prefix)
+    where = prefix()
+    settings = config.load(where)
+    known = record.load(settings, where)
     return Host(known.driver, known.cuda, known.cuda_assumed), known.gpus, settings.policy
 
 
@@ -196,9 +200,5 @@ def _document(verdict: Verdict, gpus: tuple[Gpu, ...], error: GpuhookError | Non
         "ways": [outcome.way or "not met" for outcome in result.outcomes] if result else [],
         "notes": list(verdict.notes),
         "warnings": list(verdict.warnings),
-        "error": _error(error) if error else None,
+        "error": render.failure(error) if error else None,
     }
-
-
-def _error(error: GpuhookError) -> dict[str, str]:
-    return {"reference": error.reference, "message": error.message, "hint": error.hint}

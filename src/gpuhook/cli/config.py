@@ -16,19 +16,27 @@ from gpuhook.configfile import Problem
 from gpuhook.errors import GpuhookError, shown
 
 
-@click.group()
+@click.group(
+    epilog="""\b
+Examples:
+  gpuhook config show
+  gpuhook config validate
+  gpuhook config validate ./runtime.toml
+"""
+)
 def config() -> None:
-    """Show and check gpuhook's configuration (runtime.toml).
-
-    \b
-    Examples:
-      gpuhook config show
-      gpuhook config validate
-      gpuhook config validate ./runtime.toml
-    """
+    """Show and check gpuhook's configuration (runtime.toml)."""
 
 
-@config.command()
+@config.command(
+    short_help="Print every key with the value in force.",
+    epilog="""\b
+Examples:
+  gpuhook config show
+  gpuhook config show | grep '# file'                         # what runtime.toml itself sets
+  gpuhook config show --json | jq '.keys["hook.stage"].value'
+""",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def show(as_json: bool) -> None:
     """Print every key with the value in force, and whether the file or the default gives it."""
@@ -50,7 +58,14 @@ def show(as_json: bool) -> None:
         click.echo(f"{key.name} = {_toml(item)}  # {source}")
 
 
-@config.command()
+@config.command(
+    short_help="Check a runtime.toml.",
+    epilog="""\b
+Examples:
+  gpuhook config validate                   # the one in force
+  gpuhook config validate ./runtime.toml    # a draft
+""",
+)
 @click.argument("file", required=False, type=click.Path())
 def validate(file: str | None) -> None:
     """Check FILE, or the runtime.toml in force: every error with its line. Exit status 0 means that it is right.
@@ -68,7 +83,13 @@ def validate(file: str | None) -> None:
     click.echo(f"{path} is right")
 
 
-@config.command()
+@config.command(
+    short_help="Print where the runtime.toml in force lies.",
+    epilog="""\b
+Example:
+  sudoedit "$(gpuhook config path)"
+""",
+)
 def path() -> None:
     """Print where the runtime.toml in force lies, be it there or not."""
     click.echo(configuration.paths(prefix()).config)
@@ -82,9 +103,11 @@ def _content(path: str, trust: bool) -> bytes:
         with open(path, "rb") as file:
             data = file.read(configuration.LIMIT + 1)
     except OSError as error:
-        raise GpuhookError("config-invalid", f"{shown(path)} cannot be read: {error.strerror}") from None
+        hint = "name a runtime.toml, or no file for the one in force (gpuhook config path says where that is)"
+        raise GpuhookError("config-invalid", f"{shown(path, 200)} can't be read: {error.strerror}", hint) from None
     if len(data) > configuration.LIMIT:
-        raise GpuhookError("config-invalid", f"{shown(path)} is longer than {configuration.LIMIT} bytes")
+        text = f"{shown(path, 200)} is longer than {configuration.LIMIT} bytes"
+        raise GpuhookError("config-invalid", text, "leave out comments, or see whether it is a runtime.toml at all")
     return data
 
 

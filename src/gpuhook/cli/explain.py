@@ -81,7 +81,7 @@ def explain(  # noqa: PLR0917 - click names them
     else:
         click.echo("\n".join(explain_text.lines(document)))
     if error is not None:
-        raise error
+        raise render.ToldError(error)
 
 
 def _spec(bundle: str) -> oci.Spec:

@@ -56,7 +56,7 @@ def hook_(dry_run: bool, file: str | None, bundle: str | None, as_json: bool) ->
     else:
         click.echo("\n".join(explain_text.replay_lines(document)))
     if error is not None:
-        raise error
+        raise render.ToldError(error)
 
 
 def _state(file: str) -> State:

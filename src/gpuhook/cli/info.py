@@ -57,7 +57,7 @@ def info(as_json: bool) -> None:
     for other in errors[1:]:
         click.echo(str(other), err=True)
     if errors:
-        raise errors[0]
+        raise render.ToldError(errors[0])
 
 
 def _driver(known: Record | None, where: str) -> dict[str, Any]:

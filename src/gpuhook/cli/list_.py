@@ -14,7 +14,8 @@ from gpuhook.model import DriverFile
 Examples:
   gpuhook list
   gpuhook list --capability utility
-  gpuhook list --json | jq -r '.files[].path'
+  gpuhook list --capability '*'                  # what each container with a driver gets; quoted, for the shell
+  gpuhook list --json | jq -r '.files[].path'    # their paths on the host
 """,
 )
 @click.option(

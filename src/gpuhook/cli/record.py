@@ -34,30 +34,32 @@ _BOOT = 1
 _MOST = 12  # changed files that are named to a person
 
 
-@click.group()
+@click.group(
+    epilog="""\b
+Examples:
+  gpuhook record show
+  gpuhook record refresh
+  gpuhook record drop
+"""
+)
 def record() -> None:
     """Show, remake or remove the record of this host's driver.
 
     gpuhook asks NVML once and keeps the answer with the list of the driver's files until the driver changes; a start of
     a container only reads it. Nobody needs to refresh it by hand: this is for looking, and for a driver that changed
     without a trace.
-
-    \b
-    Examples:
-      gpuhook record show
-      gpuhook record refresh
-      gpuhook record drop
     """
 
 
 @record.command(
+    short_help="Say what is stored, and whether it still fits this host.",
     epilog="""\b
 Examples:
   gpuhook record show
   gpuhook record show --json | jq .state
 
 Exit status: 0, also where nothing is stored; of a record that holds an error, the code of that error.
-"""
+""",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def show(as_json: bool) -> None:
@@ -72,11 +74,12 @@ def show(as_json: bool) -> None:
     else:
         click.echo("\n".join(_lines(document)))
     if document["error"] is not None and document["state"] == "error":
-        raise GpuhookError(*(document["error"][name] for name in ("reference", "message", "hint")))
+        raise render.ToldError(GpuhookError(*(document["error"][name] for name in ("reference", "message", "hint"))))
 
 
 @record.command(
     "refresh",
+    short_help="Make the record anew, and show what is different.",
     epilog="""\b
 Examples:
   gpuhook record refresh
@@ -119,10 +122,10 @@ def refresh_(as_json: bool) -> None:
     elif made is not None:
         click.echo("\n".join(_refreshed(document, made, known=before is not None and before.record is not None)))
     if error is not None:
-        raise error
+        raise render.ToldError(error)
 
 
-@record.command(epilog="\b\nExample:\n  gpuhook record drop\n")
+@record.command(short_help="Remove the record.", epilog="\b\nExample:\n  gpuhook record drop\n")
 def drop() -> None:
     """Remove the record. The next container that asks for a GPU makes it anew.
 

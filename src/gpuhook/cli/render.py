@@ -84,3 +84,10 @@ def failure(error: GpuhookError) -> dict[str, object]:
         "hint": error.hint,
         "exit_code": error.exit_code,
     }
+
+
+class ToldError(GpuhookError):
+    """A failure that the document on stdout has already; people get it on stderr all the same."""
+
+    def __init__(self, error: GpuhookError) -> None:
+        super().__init__(error.reference, error.message, error.hint)

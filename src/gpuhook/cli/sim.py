@@ -12,7 +12,7 @@ _DEFAULTS = simulator.SimOptions()
 _FAULT_HELP = "\n".join(f"  {name:<18} {text}" for name, text in simulator.FAULTS.items())
 
 
-@click.group()
+@click.group(epilog="\b\nExample:\n  gpuhook sim create /tmp/driver --gpus 1\n")
 def sim() -> None:
     """Make a simulated driver: a directory with all that a real one puts on a host.
 
@@ -22,6 +22,7 @@ def sim() -> None:
 
 
 @sim.command(
+    short_help="Make a directory the root of a host with a simulated driver.",
     epilog=f"""\b
 Faults:
 {_FAULT_HELP}
@@ -33,7 +34,7 @@ Examples:
       --model "NVIDIA GeForce RTX 4090" --arch 8.9 --layout fedora
   gpuhook sim create /tmp/divided --mig 0=1/0,2/0
   gpuhook sim create /tmp/broken --fault gpu-lost=1 --fault slow=300
-"""
+""",
 )
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--gpus", type=int, default=_DEFAULTS.gpus, show_default=True, help="How many GPUs.")
@@ -58,6 +59,7 @@ def create(directory: Path, faults: tuple[str, ...], **options: Any) -> None:
 
 
 @sim.command(
+    short_help="Let a simulated driver fail from now on.",
     epilog=f"""\b
 Faults:
 {_FAULT_HELP}
@@ -66,7 +68,7 @@ Faults:
 Examples:
   gpuhook sim fault /tmp/driver gpu-lost=1
   gpuhook sim fault /tmp/driver none
-"""
+""",
 )
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 @click.argument("fault")
@@ -79,7 +81,10 @@ def fault(directory: Path, fault: str) -> None:
     click.echo(f"{directory}: fault {fault}")
 
 
-@sim.command(epilog="\b\nExamples:\n  gpuhook sim mig /tmp/driver 0=1/0,2/0\n  gpuhook sim mig /tmp/driver\n")
+@sim.command(
+    short_help="Divide the GPUs of a simulated driver anew.",
+    epilog="\b\nExamples:\n  gpuhook sim mig /tmp/driver 0=1/0,2/0\n  gpuhook sim mig /tmp/driver\n",
+)
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 @click.argument("mig", metavar="[GPU=GI/CI,...]...", nargs=-1)
 def mig(directory: Path, mig: tuple[str, ...]) -> None:
