@@ -42,7 +42,8 @@ def main(argv: list[str], prefix: str) -> int:
         def take() -> sources.Sources:
             taken = sources.acquire(settings.driver_root, files, settings.sockets + settings.directories)
             if orders.proc:
-                proc.extend(_proc(known, orders, settings, taken))
+                names = proc_names(known, orders)
+                proc.extend(driverproc.acquire(settings.proc_root, names, orders.label, taken))
             return taken
 
         is_root = posix.geteuid() == 0
@@ -163,9 +164,11 @@ def same_record(settings: config.Config, prefix: str, identity: str) -> Record:
     return known
 
 
-def _proc(known: Record, orders: Orders, settings: config.Config, taken: sources.Sources) -> tuple[str, ...]:
-    """The container's /proc/driver/nvidia: of each granted GPU its directory, of a MIG device its parent's and its
-    capabilities' own."""
+def proc_names(known: Record, orders: Orders) -> "tuple[tuple[str, ...], ...]":
+    """What the container's /proc/driver/nvidia has (`driverproc.acquire`).
+
+    Of each granted GPU its directory; of a MIG device its parent's, and its capabilities' own.
+    """
     names = []
     for gpu in known.gpus:
         migs = [mig for mig in gpu.migs if mig.uuid in orders.gpus]
@@ -175,7 +178,7 @@ def _proc(known: Record, orders: Orders, settings: config.Config, taken: sources
             names += [(name,) for name in driverproc.mig_names(gpu.minor, mig.gi, mig.ci)]
     if orders.rights:
         names = [each for each in names if not each[0].startswith("capabilities/")] + [("capabilities",)]
-    return driverproc.acquire(settings.proc_root, tuple(names), orders.label, taken)
+    return tuple(names)
 
 
 def steps(

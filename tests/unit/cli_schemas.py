@@ -46,7 +46,7 @@ IMAGE = these(loader=TEXT, machine=TEXT, libdir=TEXT, compat=TEXT, compat_versio
 PLAN = {
     "driver": DRIVER,
     "image": IMAGE,
-    "mounts": many(these(source=TEXT, target=TEXT, kind=TEXT, optional=FLAG, present=FLAG, reason=TEXT)),
+    "mounts": many(these(source=TEXT, target=TEXT, kind=TEXT, optional=FLAG, present=FLAG, reason=TEXT, left_out=TEXT)),
     "links": many(these(target=TEXT, text=TEXT, reason=TEXT)),
     "loader_cache": maybe(these(entries=many(these(name=TEXT, path=TEXT)), directories=many(TEXT), reason=TEXT)),
 }

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gpuhook import driverproc, sources
 from gpuhook.cli import main
 from tests import bundles
 from tests.conftest import World
@@ -282,6 +283,73 @@ def test_a_bundle_whose_root_is_away_says_that_no_image_was_looked_at(folder: Pa
     found = explain(str(bundle(folder, ALL)))
     assert (found["outcome"], found["container"]["image_looked_at"]) == ("granted", False)
     assert f"--root {folder}/rootfs" in " ".join(found["hook"]["entry"]["args"])
+    assert f"'{folder}/rootfs' is not there: a runtime refuses this container" in found["warnings"]
+
+
+def test_the_text_of_a_bundle_whose_root_is_away_does_not_say_that_it_starts(
+    folder: Path, prefix: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["gpuhook", "explain", str(bundle(folder, ALL))], str(prefix)) == 0
+    assert capsys.readouterr().out.endswith("but no runtime starts it without its root.\n")
+
+
+OWN = {
+    "over a file": ("/usr/bin/nvidia-smi", {"/usr/bin/nvidia-smi": "the container mounts something of its own there"}),
+    "above an optional one": (
+        "/usr/lib/firmware",
+        {
+            f"/usr/lib/firmware/nvidia/580.95.05/{name}": (
+                "it would lie in /usr/lib/firmware, which the container mounts"
+            )
+            for name in ("gsp_ga10x.bin", "gsp_tu10x.bin")
+        },
+    ),
+    "elsewhere": ("/usr/bin/nvidia", {}),
+}
+
+
+@pytest.mark.parametrize(("destination", "left_out"), OWN.values(), ids=OWN)
+def test_what_the_containers_own_mounts_leave_out_is_marked(
+    destination: str,
+    left_out: dict[str, str],
+    folder: Path,
+    prefix: Path,
+    explain: Explain,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    own = [bundles.mount(destination, "bind", "/usr", "rbind")]
+    place = bundle(folder, ALL, root=image("glibc"), mounts=own)
+    found = explain(str(place))
+    assert found["outcome"] == "granted"
+    assert {item["target"]: item["left_out"] for item in found["mounts"] if item["left_out"]} == left_out
+    main(["gpuhook", "explain", str(place)], str(prefix))
+    told = capsys.readouterr().out
+    assert all(f"left out: {reason}:" in told for reason in left_out.values())
+
+
+@pytest.mark.parametrize("destination", ["/usr", "/etc"])
+def test_a_volume_where_the_driver_must_go_is_a_refusal(destination: str, folder: Path, explain: Explain) -> None:
+    own = [bundles.mount(destination, "bind", "/srv", "rbind")]
+    found = explain(str(bundle(folder, ALL, root=image("glibc"), mounts=own)))
+    assert (found["outcome"], found["status"]) == ("refused", 70)
+    assert "it lies on another mount, a volume of the container" in found["error"]["message"]
+
+
+def test_the_drivers_words_in_proc_are_told_as_the_hook_mounts_them(
+    sim_driver: Path, folder: Path, explain: Explain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the granted GPU alone. This kernel has no such directory; another one of procfs stands in for it."""
+    monkeypatch.setattr(driverproc, "FOLDER", "tty")
+    monkeypatch.setattr(driverproc, "NAME", "driver")
+    found = explain(str(bundle(folder, "NVIDIA_VISIBLE_DEVICES=1", root=image("glibc"))))
+    taken = sources.Sources()
+    names = driverproc.gpu_names(found["gpus"][0]["bus_id"])
+    try:
+        expected = driverproc.acquire(str(sim_driver), (names,), "", taken)
+    finally:
+        taken.close()
+    assert len(expected) == 2
+    assert tuple(item["target"] for item in found["mounts"] if item["kind"] == "proc") == expected
 
 
 @pytest.mark.parametrize("name", ["nvidia-container-runtime-hook", "nvidia-container-toolkit"])
@@ -380,8 +448,8 @@ def test_the_text_of_a_refusal_ends_with_the_error(prefix: Path, capsys: pytest.
     assert main(["gpuhook", "explain", *env(ALL, "NVIDIA_REQUIRE_CUDA=cuda>=13.1")], str(prefix)) == 41
     shown = capsys.readouterr()
     assert "GPU 0, GPU 1: not met: cuda>=13.1" in shown.out
-    assert shown.out.endswith("The container is refused:\n")
     assert shown.err.startswith("gpuhook: this container needs CUDA 13.1 or newer;")
+    assert shown.out.endswith(f"The container is refused:\n{shown.err}"), "a pager does not get stderr"
 
 
 HOSTILE = {
@@ -431,6 +499,35 @@ def listing(folder: Path) -> list[tuple[object, ...]]:
             status = path.lstat()
             found.append((str(path), status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
     return sorted(found)
+
+
+@pytest.mark.runc
+@pytest.mark.parametrize(
+    ("destination", "status"), [("/usr/bin/nvidia-smi", 0), ("/usr", 70)], ids=["left out", "refused"]
+)
+def test_own_mounts_are_judged_as_by_the_hook(
+    destination: str,
+    status: int,
+    folder: Path,
+    world: World,
+    sim_driver: Path,
+    new_bundle: Callable[..., bundles.Bundle],
+    shim: bundles.Runtime,
+) -> None:
+    world.use_driver(sim_driver)
+    source = folder / "own"
+    source.touch() if status == 0 else source.mkdir()
+    made = new_bundle(env=[ALL], mounts=[bundles.mount(destination, "bind", str(source), "rbind")])
+    command = [str(world.cli), "explain", str(made.path)]
+    told = subprocess.run(command, capture_output=True, text=True)
+    assert told.returncode == status
+    done = shim.run(made)
+    assert (done.code == 0) is (status == 0)
+    if status:
+        assert "a volume of the container [rootfs-unsafe]" in told.stderr
+        assert "a volume of the container [rootfs-unsafe]" in done.err
+    else:
+        assert "left out: the container mounts something of its own there:" in told.stdout
 
 
 def test_it_changes_nothing_in_the_bundle_or_the_driver(sim_driver: Path, folder: Path, explain: Explain) -> None:

@@ -138,7 +138,7 @@ def test_a_file_of_another_form_is_named_with_what_is_wrong(
 ) -> None:
     (folder / "image.json").write_text(text)
     found = explain(str(folder / "image.json"))
-    assert set(found) == {"status", "stderr"}
+    assert set(found) == {"status", "stderr", "error"}
     assert found["status"] == 25
     first = found["stderr"].splitlines()[0]
     assert words in first

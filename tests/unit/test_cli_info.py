@@ -126,14 +126,15 @@ def test_age(seconds: float, text: str) -> None:
 # --- list ---------------------------------------------------------------------------------------------------------
 
 
-def test_list_has_every_file_of_the_record(run: Run, prefix: Path) -> None:
+def test_list_has_every_file_of_the_record(run: Run, prefix: Path, sim_driver: Path) -> None:
+    """By its path on the host: below the driver root."""
     status, out, _ = run("list")
     known = record.load(load(str(prefix)), str(prefix))
     rows = [line.split("\t") for line in out.splitlines()]
     assert status == 0
     assert all(len(row) == 5 for row in rows)
     assert {(row[0], row[1], row[2], row[4]) for row in rows} == {
-        (item.capability, item.kind, item.name, item.path) for item in known.files
+        (item.capability, item.kind, item.name, f"{sim_driver}{item.path}") for item in known.files
     }
     assert [row[3] for row in rows if row[2].startswith("libcuda.so")] == ["libcuda.so.1 libcuda.so"]
 
@@ -145,11 +146,11 @@ def test_list_of_one_capability(capability: str, run: Run) -> None:
     assert {row[0] for row in rows} == {capability}
 
 
-def test_list_as_json(run: Run, prefix: Path) -> None:
+def test_list_as_json(run: Run, prefix: Path, sim_driver: Path) -> None:
     found = document(run("list", "--json")[1])
     known = record.load(load(str(prefix)), str(prefix))
     assert found["driver"] == "580.95.05"
-    assert sorted(item["path"] for item in found["files"]) == sorted(item.path for item in known.files)
+    assert sorted(item["path"] for item in found["files"]) == sorted(f"{sim_driver}{item.path}" for item in known.files)
 
 
 def test_list_tells_what_no_container_gets_and_why(sim_driver: Path, folder: Path, run: Run) -> None:

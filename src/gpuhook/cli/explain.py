@@ -12,7 +12,7 @@ import click
 from gpuhook import config, grant, oci, request, shim
 from gpuhook.cli import explain_plan, explain_text, imageconfig, prefix, render
 from gpuhook.config import Config
-from gpuhook.errors import GpuhookError
+from gpuhook.errors import GpuhookError, shown
 from gpuhook.model import Container, replace
 
 
@@ -26,7 +26,7 @@ Examples:
   gpuhook explain --image-config nvidia/cuda:12.4.1-base-ubuntu22.04    # of the local docker or podman
   gpuhook explain --image-config config.json --env NVIDIA_VISIBLE_DEVICES=0
 
-Exit status: 0 if the container would start; if it would be refused, the code of that error (docs/errors.md).
+Exit status: 0 if gpuhook lets the container start; if it would refuse it, the code of that error (docs/errors.md).
 """
 )
 @click.argument("bundle", required=False, metavar="[BUNDLE_DIR | CONFIG.json]", type=click.Path())
@@ -141,6 +141,8 @@ def explanation(
             raise
         if granted is not None:
             document["warnings"] = [*granted.warnings, *explain_plan.hints(container, granted)]
+            if spec is not None and not looked:
+                document["warnings"].append(f"{shown(named.root, 200)} is not there: a runtime refuses this container")
             explain_plan.add_host(document, container, asked, settings, where)
             explain_plan.add_grant(document, granted)
             if spec is not None:

@@ -1,18 +1,19 @@
 """The parts of an explanation as JSON values: request, host, requirements, grant, plan, hints."""
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from gpuhook import devices, grant, hook, image, plan, request, requirement, sources, version
+from gpuhook import devices, driverproc, grant, hook, image, ldconf, plan, request, requirement, version
 from gpuhook.cli import gpus
 from gpuhook.config import Config
 from gpuhook.driver import record
 from gpuhook.errors import shown
 from gpuhook.model import Bind, Container, Image, Link, LoaderCache, Plan, Record, Request, replace
 from gpuhook.requirement import Result
-from gpuhook.rootfs import Root, open_proc
+from gpuhook.rootfs import Root, open_proc, unsafe
 
 
 def request_part(container: Container, asked: Request, settings: Config) -> dict[str, object]:
@@ -103,11 +104,11 @@ def add_plan(
     else:
         found = usual_image(granted.record)
         steps = plan.make(granted.record, files, found, settings.sockets, settings.directories, proc)
-    add_steps(document, steps, found, settings)
+    add_steps(document, steps, found, settings, container)
 
 
-def add_steps(document: dict[str, Any], steps: Plan, found: Image, settings: Config) -> None:
-    """What is known of the image, and the plan for it."""
+def add_steps(document: dict[str, Any], steps: Plan, found: Image, settings: Config, container: Container) -> None:
+    """What is known of the image, and the plan for it. GpuhookError `rootfs-unsafe` where a volume is in its way."""
     document["image"] = {
         "loader": found.loader,
         "machine": found.machine,
@@ -116,22 +117,28 @@ def add_steps(document: dict[str, Any], steps: Plan, found: Image, settings: Con
         "compat_version": found.compat_version,
         "covered": [path for path, _ in found.cover],
     }
-    document |= _steps(steps, settings.driver_root)
+    document |= _steps(steps, settings.driver_root, container)
     document["warnings"] += steps.warnings
+    needed = [step.target for step in steps.steps if isinstance(step, Link) or (isinstance(step, Bind) and _must(step))]
+    if document["loader_cache"] is not None:
+        needed.append(ldconf.CACHE)
+    for target in needed:
+        if _volume(target, container):
+            raise unsafe(os.path.dirname(target), OSError(errno.EXDEV, ""))
 
 
 def proc_paths(known: Record, orders: hook.Orders, settings: Config) -> tuple[str, ...]:
-    """What the container's /proc/driver/nvidia would be of; made in memory, where nobody sees it, and given up again.
-
-    Nothing for who is not root: then the kernel makes no such thing, and what is there is not told.
-    """
-    if not orders.proc or os.geteuid() != 0:
+    """What the container's /proc/driver/nvidia would be of: what `driverproc.acquire` would find, only looked at."""
+    root = f"{settings.proc_root.rstrip('/')}{driverproc.TARGET}"
+    ours = f"/proc/{driverproc.FOLDER}/{driverproc.NAME}"  # what every procfs of this kernel has, or none
+    if not orders.proc or not os.path.isdir(ours) or not os.path.isdir(root):
         return ()
-    taken = sources.Sources()
-    try:
-        return hook._proc(known, orders, settings, taken)
-    finally:
-        taken.close()
+    found = [name for each in hook.proc_names(known, orders) for name in _first(root, each)]
+    return (driverproc.TARGET, *(f"{driverproc.TARGET}/{name}" for name in found))
+
+
+def _first(root: str, names: tuple[str, ...]) -> list[str]:
+    return [name for name in names if os.path.lexists(f"{root}/{name}")][:1]
 
 
 @contextmanager
@@ -154,7 +161,27 @@ def usual_image(known: Record) -> Image:
     return Image(loader="glibc", machine=known.machine, libdir=f"/usr/lib/{triplet}")
 
 
-def _steps(steps: Plan, driver_root: str) -> dict[str, Any]:
+def _must(step: Bind) -> bool:
+    """Whether a start fails where the step can't be done."""
+    return not step.optional and step.kind != "proc"
+
+
+def _volume(target: str, container: Container) -> str:
+    """The mount of the container's own that `target` would lie in, and nothing is put into; `` where there is none."""
+    above = [path for _, path in container.mounts if target.startswith(f"{path.rstrip('/')}/")]
+    nearest = max(above, key=len, default="")
+    return "" if nearest in container.tmpfs else nearest
+
+
+def _left_out(step: Bind, container: Container) -> str:
+    """What of the container's own mounts keeps a step from being done (apply.py), in words."""
+    if any(path == step.target for _, path in container.mounts):
+        return "the container mounts something of its own there"
+    volume = _volume(step.target, container) if step.optional else ""
+    return f"it would lie in {volume}, which the container mounts" if volume else ""
+
+
+def _steps(steps: Plan, driver_root: str, container: Container) -> dict[str, Any]:
     parts: dict[str, Any] = {"mounts": [], "links": [], "loader_cache": None}
     for step in steps.steps:
         match step:
@@ -167,6 +194,7 @@ def _steps(steps: Plan, driver_root: str) -> dict[str, Any]:
                         "optional": step.optional,
                         "present": step.kind == "proc" or os.path.lexists(f"{driver_root.rstrip('/')}{step.source}"),
                         "reason": step.reason,
+                        "left_out": _left_out(step, container),
                     }
                 )
             case Link():

@@ -1,8 +1,10 @@
 """An explanation for people: the document of `gpuhook explain --json`, part by part. What an image says is escaped."""
 
+import sys
 from typing import Any
 
 from gpuhook.cli import gpus, render
+from gpuhook.errors import GpuhookError
 
 WAYS = {
     "stated": "met",
@@ -24,7 +26,7 @@ _MOST_TEXT = 200
 
 
 def lines(document: dict[str, Any]) -> list[str]:
-    """All lines. The error itself is not among them: it goes to stderr, as that of a start does."""
+    """All lines. The error itself goes to stderr, as that of a start does, and is last here where that is elsewhere."""
     parts = [
         _container(document),
         _request(document),
@@ -69,8 +71,13 @@ def replay_lines(document: dict[str, Any]) -> list[str]:
         parts.append(_part("orders", rows))
     parts += [_driver(document), _image_part(document), *_mounts(document), _links(document), _cache(document)]
     parts += [_remarks("warnings", document["warnings"])]
-    outcome = {"granted": "The hook would do this.", "refused": render.bad("The hook would fail:")}
-    parts.append(_outcome(document) if document["outcome"] == "nothing" else [outcome[document["outcome"]]])
+    match document["outcome"]:
+        case "nothing":
+            parts.append(_outcome(document))
+        case "granted":
+            parts.append(["The hook would do this."])
+        case _:
+            parts.append(_refusal("The hook would fail:", document["error"]))
     return _joined(parts)
 
 
@@ -225,7 +232,8 @@ def _mounts(document: dict[str, Any]) -> list[list[str]]:
         by_reason: dict[str, list[str]] = {}
         for mount in document.get("mounts", ()):
             if mount["kind"] == kind:
-                reason = mount["reason"] if mount["present"] else "left out: this host does not have it"
+                without = mount["left_out"] if mount["present"] else "this host does not have it"
+                reason = f"left out: {_cut(without)}" if without else mount["reason"]
                 source = mount["source"]
                 target = "" if mount["target"] == source else f" <- {source}"
                 by_reason.setdefault(reason, []).append(_cut(mount["target"] + target))
@@ -268,5 +276,15 @@ def _outcome(document: dict[str, Any]) -> list[str]:
     if document["outcome"] == "nothing":
         return [f"The container starts as if gpuhook were not there: {_cut(document['why_not'])}."]
     if document["outcome"] == "granted":
+        container = document["container"]
+        if container["config"] and not container["image_looked_at"]:
+            return [render.bad("gpuhook gives the container this, but no runtime starts it without its root.")]
         return [render.good("The container starts with this.")]
-    return [render.bad("The container is refused:")]
+    return _refusal("The container is refused:", document["error"])
+
+
+def _refusal(words: str, error: dict[str, Any]) -> list[str]:
+    """The error with them, unless the same terminal shows it next, from stderr."""
+    if render.on_terminal() and sys.stderr.isatty():
+        return [render.bad(words)]
+    return [render.bad(words), str(GpuhookError(error["reference"], error["message"], error["hint"]))]

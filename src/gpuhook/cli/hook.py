@@ -14,7 +14,7 @@ from gpuhook.cli import explain_plan, explain_text, prefix, render
 from gpuhook.config import Config
 from gpuhook.errors import GpuhookError, shown
 from gpuhook.hook import Orders
-from gpuhook.model import Record
+from gpuhook.model import Container, Record, replace
 from gpuhook.state import State
 
 _LIMIT = 1 << 20  # bytes of a state, as for the hook
@@ -117,7 +117,7 @@ def replay(told: State, bundle: str | None, where: str) -> tuple[dict[str, Any],
         }
         known = hook.same_record(settings, where, orders.record)
         document["driver"] = explain_plan.driver_part(known)
-        _plan(document, known, orders, root, settings)
+        _plan(document, known, orders, replace(spec.container(), root=root), settings)
     except GpuhookError as error:
         document |= {"outcome": "refused", "error": render.failure(error)}
         return document, error
@@ -144,19 +144,19 @@ def _orders(spec: oci.Spec, settings: Config, where: str) -> tuple[Orders | None
     return hook.parse(decided), "decided now"
 
 
-def _plan(document: dict[str, Any], known: Record, orders: Orders, root: str, settings: Config) -> None:
+def _plan(document: dict[str, Any], known: Record, orders: Orders, container: Container, settings: Config) -> None:
     """Every source as the hook takes it (and closed again), and the steps for the root that the host shows."""
     files = plan.select(known, orders.capabilities)
     if os.geteuid() == 0:
         sources.acquire(settings.driver_root, files, settings.sockets + settings.directories).close()
-        proc = explain_plan.proc_paths(known, orders, settings)
     else:
-        proc = ()
         document["warnings"].append("not root: the driver's files were not opened as the hook opens them")
-    with explain_plan.looking(root) as inside:
+    proc = explain_plan.proc_paths(known, orders, settings)
+    with explain_plan.looking(container.root) as inside:
         if not inside.names("/", 1 << 16):
             document["warnings"].append(
-                f"{shown(root, 200)} is empty: the image is not mounted there now; this is the plan for an empty one"
+                f"{shown(container.root, 200)} is empty: the image is not mounted there now; "
+                "this is the plan for an empty one"
             )
         steps = hook.steps(inside, known, files, settings, compat=orders.compat, proc=proc)
-        explain_plan.add_steps(document, *steps, settings)
+        explain_plan.add_steps(document, *steps, settings, container)

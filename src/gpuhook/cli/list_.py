@@ -30,22 +30,24 @@ def list_(capability: str | None, as_json: bool) -> None:
     What the driver has and no container gets is listed after them with the reason (in a pipe: on stderr).
     """
     where = prefix()
-    known = record.load(config.load(where), where)
+    settings = config.load(where)
+    known = record.load(settings, where)
+    root = settings.driver_root.rstrip("/")
     files = sorted(
         [item for item in known.files if capability in (None, item.capability)],
         key=lambda item: (item.capability, item.kind, item.name),
     )
-    left_out = record.left_out(where)
+    left_out = [(root + path, reason) for path, reason in record.left_out(where)]
     if as_json:
         data = {
             "driver": known.driver,
-            "files": [_document(item) for item in files],
+            "files": [_document(item, root) for item in files],
             "left_out": [{"path": path, "reason": reason} for path, reason in left_out],
         }
         click.echo(render.document(data))
         return
     heading = ("CAPABILITY", "KIND", "NAME IN THE CONTAINER", "LINKS", "PATH")
-    rows = [(item.capability, item.kind, item.name, " ".join(item.links) or "-", item.path) for item in files]
+    rows = [(item.capability, item.kind, item.name, " ".join(item.links) or "-", root + item.path) for item in files]
     click.echo("\n".join(render.table(heading, rows)))
     for path, reason in left_out:
         click.echo(
@@ -53,11 +55,11 @@ def list_(capability: str | None, as_json: bool) -> None:
         )
 
 
-def _document(item: DriverFile) -> dict[str, object]:
+def _document(item: DriverFile, root: str) -> dict[str, object]:
     return {
         "capability": item.capability,
         "kind": item.kind,
-        "path": item.path,
+        "path": root + item.path,
         "name": item.name,
         "soname": item.soname,
         "links": list(item.links),

@@ -164,7 +164,8 @@ def _document(where: str, settings: Config) -> dict[str, Any]:
     document["changed"] = changed(settings, stored)
     document["age_seconds"] = _age(settings, stored)
     document["life_seconds"] = stored.life
-    document["left_out"] = [{"path": item, "reason": reason} for item, reason in stored.left_out]
+    root = settings.driver_root.rstrip("/")
+    document["left_out"] = [{"path": root + item, "reason": reason} for item, reason in stored.left_out]
     fits = records.fits(settings, stored)
     if stored.error is not None:
         document["state"] = "error" if fits else "outdated"
