@@ -55,6 +55,8 @@ class Config:
         "/lib/x86_64-linux-gnu",
         "/lib/aarch64-linux-gnu",
         "/usr/local/lib",
+        "/usr/local/nvidia/lib64",
+        "/usr/local/nvidia/lib",
     )
     extra_libraries: tuple[str, ...] = ()
     excluded_libraries: tuple[str, ...] = ()

@@ -407,6 +407,17 @@ def test_binaries_and_firmware(host: Host) -> None:
     assert "uid 1234" in dict(found.left_out)["/usr/sbin/nv-fabricmanager"]
 
 
+def test_a_driver_in_usr_local_nvidia_is_found_without_being_told(host: Host) -> None:
+    """Where cloud machines have it; no loader cache names it, and it brings its programs."""
+    host.driver("/usr/local/nvidia/lib64")
+    program = host.root / "usr/local/nvidia/bin/nvidia-smi"
+    program.parent.mkdir()
+    program.touch()
+    found = discover(config_of(host.root), V)
+    assert one(found, f"libcuda.so.{V}").path == f"/usr/local/nvidia/lib64/libcuda.so.{V}"
+    assert one(found, "nvidia-smi").path == "/usr/local/nvidia/bin/nvidia-smi"
+
+
 def test_identity_is_that_of_the_file(host: Host) -> None:
     host.driver("/usr/lib64")
     status = (host.root / f"usr/lib64/libcuda.so.{V}").stat()

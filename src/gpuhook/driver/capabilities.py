@@ -51,6 +51,7 @@ BINARY_DIRS = (
     "/bin",
     "/sbin",
     "/opt/bin",
+    "/usr/local/nvidia/bin",
     "/run/current-system/sw/bin",
 )
 
