@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gpuhook import __version__, sim
+from gpuhook.cli import info as info_module
 from gpuhook.cli import main
 from gpuhook.cli.info import age
 from gpuhook.config import load
@@ -92,6 +93,19 @@ def test_info_shows_the_rest_of_a_host_with_a_broken_driver(
     found = document(run("info", "--json", where=folder)[1])
     assert [item["reference"] for item in found["errors"]] == [reference]
     assert found["driver"] is None
+
+
+def test_infos_age_is_not_that_of_another_record(sim_driver: Path, folder: Path, run: Run) -> None:
+    """Who is not root looks at the host anew where root's record is out of date, and can't store what is found."""
+    configure(folder, copy_of(sim_driver, folder / "driver"))
+    settings = load(str(folder))
+    known = record.load(settings, str(folder))
+    assert info_module._driver(known, settings, str(folder))["record"]["age_seconds"] is not None
+    sim.set_fault(folder / "driver", "not-loaded")
+    assert run("info", where=folder)[0] == 51  # that error is what is stored now
+    sim.set_fault(folder / "driver", "none")
+    document = info_module._driver(known, settings, str(folder))
+    assert document["record"]["age_seconds"] is None
 
 
 def test_info_shows_a_lost_gpu(sim_driver: Path, folder: Path, run: Run) -> None:

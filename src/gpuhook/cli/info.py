@@ -7,6 +7,7 @@ import click
 
 from gpuhook import __version__, config, shim, version
 from gpuhook.cli import gpus, prefix, render
+from gpuhook.config import Config
 from gpuhook.driver import record
 from gpuhook.errors import GpuhookError
 from gpuhook.model import Record
@@ -48,7 +49,7 @@ def info(as_json: bool) -> None:
             known = record.load(settings, where)
         except GpuhookError as error:
             errors.append(error)
-    data |= _driver(known, where)
+    data |= _driver(known, settings, where)
     data["errors"] = [render.failure(item) for item in errors]
     if as_json:
         click.echo(render.document(data))
@@ -60,12 +61,14 @@ def info(as_json: bool) -> None:
         raise render.ToldError(errors[0])
 
 
-def _driver(known: Record | None, where: str) -> dict[str, Any]:
+def _driver(known: Record | None, settings: Config, where: str) -> dict[str, Any]:
     """The driver's part of the document."""
     if known is None:
         return {"driver": None, "gpus": [], "record": None}
     stored = record.read(config.paths(where).state)
-    age = None if stored is None else round(record.now() - stored.made, 1)
+    # who is not root looks at the host where root's record is out of date, and stores nothing
+    is_stored = stored is not None and stored.record == known and record.fits(settings, stored)
+    age = round(record.now() - stored.made, 1) if stored is not None and is_stored else None
     return {
         "driver": {
             "version": known.driver,
@@ -93,7 +96,8 @@ def _print(data: dict[str, Any]) -> None:
         assumed = " (assumed from the branch)" if driver["cuda_assumed"] else ""
         rows[-1] = ("driver", f"{driver['version']}, CUDA up to {driver['cuda']}{assumed}, {driver['files']} files")
         seconds = found["age_seconds"]
-        rows.append(("record", f"{found['id']}" + ("" if seconds is None else f", made {age(seconds)} ago")))
+        made = "made now, and not stored" if seconds is None else f"made {age(seconds)} ago"
+        rows.append(("record", f"{found['id']}, {made}"))
     lines = render.pairs(rows)
     if driver and not data["gpus"]:
         lines += render.pairs([("gpus", "none")])
