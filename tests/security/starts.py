@@ -13,10 +13,11 @@ from pathlib import Path
 
 from tests import bundles
 from tests.images import CHECKOUT
-from tests.security.arena import ALL, LIBDIR, SHOW, Arena, Verdict, judge, mounts_changed
+from tests.security.arena import ALL, LIBDIR, SHOW, Arena, Verdict, judge, mounts_changed, own_sources
 from tests.security.racing import swapping
 
 GPUS = ["/keep/busybox", "ls", "/dev/nvidia0", "/dev/nvidia1"]
+MOUNTS = ["/keep/busybox", "cat", "/proc/self/mountinfo"]
 SEEN = "/dev/nvidia0\n/dev/nvidia1\n"
 
 # --- under attack -------------------------------------------------------------------------------------------------
@@ -103,14 +104,17 @@ class Faults:
     spec: bytes
     first: bytes
     count: Path
+    usual: set[str]  # what an undisturbed start mounts
 
     @classmethod
     def make(cls, arena: Arena) -> "Faults":
         """Let the shim write the spec once, then put the counting hook in the place of ours."""
-        bundle = bundles.make(arena.bundle("faults"), arena.tree, env=[ALL], args=GPUS)
+        show = ["/keep/busybox", "sh", "-c", f"{' '.join(GPUS)} && {' '.join(MOUNTS)}"]
+        bundle = bundles.make(arena.bundle("faults"), arena.tree, env=[ALL], args=show)
         first = (bundle.path / "config.json").read_bytes()
         done = arena.shim.run(bundle)
-        assert (done.code, done.out) == (0, SEEN), done.err
+        assert done.code == 0, done.err
+        assert done.out.startswith(SEEN)
         spec = bundle.spec
         hook = arena.place / "faulty-hook"
         count = arena.place / "count"
@@ -118,7 +122,7 @@ class Faults:
         hook.write_text(FAULTY.format(hook=str(arena.world.hook), count=str(count), calls=CALLS))
         hook.chmod(0o755)
         spec["hooks"]["prestart"][0]["path"] = str(hook)
-        return cls(arena, bundle, json.dumps(spec).encode(), first, count)
+        return cls(arena, bundle, json.dumps(spec).encode(), first, count, set(own_sources(arena, done.out)))
 
     def start(self, at: int, act: str) -> bundles.Result:
         """A start in which the hook's call number `at` fails (`error`) or kills its process (`kill`); 0: none."""
@@ -138,14 +142,21 @@ class Faults:
 
     def check(self, at: int, act: str) -> str:
         """The fault, then what must hold after it, then a start without one on the same root. Says what came of it."""
+        (self.arena.world.path / "var/log/gpuhook/gpuhook.log").unlink(missing_ok=True)
         done = self.start(at, act)
         assert not mounts_changed(self.arena.table), f"call {at}, {act}: {done.err}"
         assert processes(self.arena.place) == [], f"call {at}, {act}: {done.err}"
         assert "Traceback" not in done.err, done.err
         (self.bundle.path / "config.json").write_bytes(self.first)
+        reached, warned = self.counted >= at, self.arena.world.log
         after = self.arena.shim.run(self.bundle)
-        assert (after.code, after.out) == (0, SEEN), f"after call {at}, {act}: {after.err}"
-        if self.counted < at:
+        assert after.code == 0, f"after call {at}, {act}: {after.err}"
+        assert set(own_sources(self.arena, after.out)) == self.usual, f"after call {at}, {act}"
+        if done.code == 0:  # all is there, but what the log says was left out
+            missing = self.usual - set(own_sources(self.arena, done.out))
+            assert [name for name in missing if name.rpartition("/")[2] not in warned] == [], f"call {at}, {act}"
+            assert done.out.startswith(SEEN)
+        if not reached:
             return "not reached"
         return "survived" if done.code == 0 else "refused"
 
