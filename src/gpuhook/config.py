@@ -1,7 +1,7 @@
 """runtime.toml as the rest of gpuhook sees it: where it lies, its values, and the compiled form that a start reads.
 
 Hot path: a start costs one stat of runtime.toml and one read of the compiled form. `gpuhook.configfile` (TOML, trust,
-checks) is imported only when the compiled form does not fit. Design, decision 7 and section 5.
+checks) is imported only when the compiled form does not fit.
 """
 
 import posix

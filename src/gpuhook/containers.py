@@ -1,4 +1,4 @@
-"""What each container was granted, for people and for `gpuhook doctor`: <state>/containers/ID.json.
+"""What each container was granted, for people: <state>/containers/ID.json.
 
 Hot path, after all else was done: the file says what holds. It is written whole by rename, root's and for all to read.
 Files of containers that have ended are collected at later starts, a few at each. Nothing here stops a start.

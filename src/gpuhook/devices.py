@@ -78,7 +78,7 @@ def _bare(request: "Request", gpu: Gpu) -> bool:
 
 
 def renumbered(request: "Request", chosen: "tuple[Gpu, ...]") -> "tuple[str, ...]":
-    """A warning where CUDA_VISIBLE_DEVICES counts the host's GPUs: a container's begin at 0 (field report R39)."""
+    """A warning where CUDA_VISIBLE_DEVICES counts the host's GPUs: a container's begin at 0."""
     for item in request.cuda_visible.split(",")[:MOST_LISTED]:
         word = item.strip()
         if plain_index(word) and int(word) >= len(chosen):
@@ -243,7 +243,7 @@ def _bus_id(lower: str) -> str:
 
 
 def _check_count(request: "Request", gpus: "tuple[Gpu, ...]") -> None:
-    """docker's `--gpus 2` arrives as `0,1`: say that the host has fewer, not that 1 is unknown (field report R33)."""
+    """docker's `--gpus 2` arrives as `0,1`: say that the host has fewer, not that 1 is unknown."""
     asked = request.devices
     if len(asked) > len(gpus) and all(plain_index(token) for token in asked):
         some = ",".join(asked[:MOST_LISTED]) + (",..." if len(asked) > MOST_LISTED else "")

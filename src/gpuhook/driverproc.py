@@ -1,9 +1,9 @@
 """/proc/driver/nvidia as a container sees it: copies of the driver's own files, and of the GPUs the granted ones alone.
 
 Hot path. A small read-only tmpfs is filled on the host while nobody sees it, then attached in the container's procfs:
-the one target on a procfs, by its fixed name from a root that the kernel calls a procfs (design, decision 3). What
-lies below `gpus` is mounted, never read: reading can wake a GPU. A kernel without the driver's module has no such
-directory, nor has the procfs of any container on it.
+the one target on a procfs, by its fixed name from a root that the kernel calls a procfs. What lies below
+`gpus` is mounted, never read: reading can wake a GPU. A kernel without the driver's module has no such directory, nor
+has the procfs of any container on it.
 """
 
 import errno

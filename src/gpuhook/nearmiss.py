@@ -1,4 +1,4 @@
-"""Names that people write where they mean NVIDIA_DISABLE_REQUIRE (field report R19).
+"""Names that people write where they mean NVIDIA_DISABLE_REQUIRE.
 
 Cold, but imported by hot code in a container's start: imports nothing.
 """

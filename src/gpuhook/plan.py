@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # libraries, `display` the graphics ones).
 _BRINGS = {"video": ("compute",), "display": ("graphics",)}
 
-# Without these a capability does not work at all: capability -> (soname, what it is).
+# (capability, soname): without the library the capability does not work at all.
 _NEEDED = (("compute", "libcuda.so.1"), ("utility", "libnvidia-ml.so.1"))
 
 _BINARIES = "/usr/bin"

@@ -38,14 +38,14 @@ FORMS = (
 )
 MIG = (("NVIDIA_MIG_CONFIG_DEVICES", "config"), ("NVIDIA_MIG_MONITOR_DEVICES", "monitor"))
 CHANNELS = "NVIDIA_IMEX_CHANNELS"
-MOST_CHANNEL = 2047  # the last IMEX channel (field report R38)
+MOST_CHANNEL = 2047  # the last IMEX channel
 _KNOWN = ("compat32", "compute", "display", "graphics", "ngx", "utility", "video")
 _DEFAULT = ("compute", "utility")
 _KEYWORDS = ("all", "none", "void")
 _YES = ("1", "t", "true", "yes")
 _NO = ("", "0", "f", "false", "no")
-_NOT_CONSTRAINTS = "NVIDIA_REQUIRE_JETPACK"  # prefix of variables that are no constraints (field report R18)
-_PRIVILEGED = (  # field report R22
+_NOT_CONSTRAINTS = "NVIDIA_REQUIRE_JETPACK"  # prefix of variables that are no constraints
+_PRIVILEGED = (
     "the container is privileged (CAP_SYS_ADMIN): the choice of GPUs holds only if the engine's device rules do"
 )
 
@@ -193,7 +193,7 @@ def _unquoted(text: str) -> str:
 
 
 def _refuse_flag_syntax(plain: str, origin: str) -> None:
-    """`"device=0,2"` belongs to docker's --gpus, whose quoting many people meet first (field report R34)."""
+    """`"device=0,2"` belongs to docker's --gpus, whose quoting many people meet first."""
     bare = plain.strip().lower()
     for start in ("device=", "count=", "capabilities=", "driver="):
         if bare.startswith(start):
@@ -220,7 +220,7 @@ def _expanded(token: str) -> "list[str]":
 
 
 def _mig(env: "dict[str, str]", privileged: bool) -> "tuple[str, ...]":
-    """The rights over all MIG devices that a container asks for: `config`, `monitor` (field report R147).
+    """The rights over all MIG devices that a container asks for: `config`, `monitor`.
 
     They are for privileged ones only, because they reach beyond the devices that it was given.
     """
@@ -275,7 +275,7 @@ def _channels(
 
 
 def _capabilities(env: "dict[str, str]", config: "Config", warnings: "list[str]") -> "tuple[str, ...]":
-    """What NVIDIA_DRIVER_CAPABILITIES means here, sorted. Words are taken in any case (field report R42)."""
+    """What NVIDIA_DRIVER_CAPABILITIES means here, sorted. Words are taken in any case."""
     supported = config.supported_capabilities
     text = env.get(CAPABILITIES)
     if text is None and legacy(env, config):
@@ -375,7 +375,7 @@ def _annotated(container: "Container") -> "list[Demand]":
 
 
 def _near_misses(env: "dict[str, str]") -> "tuple[str, ...]":
-    """Variables that were surely meant to be NVIDIA_DISABLE_REQUIRE (field report R19); at most four, sorted.
+    """Variables that were surely meant to be NVIDIA_DISABLE_REQUIRE; at most four, sorted.
 
     One that says `cuda>=12` is a demand and no such variable.
     """

@@ -212,7 +212,7 @@ def _steps(steps: Plan, driver_root: str, container: Container) -> dict[str, Any
 
 
 def hints(container: Container, granted: grant.Grant) -> list[str]:
-    """What people trip over in a container that starts (field reports R43, R87, R171)."""
+    """What people trip over in a container that starts."""
     env = dict(container.env)
     found = []
     for folder in env.get("LD_LIBRARY_PATH", "").split(":"):

@@ -1,4 +1,4 @@
-"""What tells one state of this host's driver from the next, cheaply (design, decision 5).
+"""What tells one state of this host's driver from the next, cheaply.
 
 Nothing below `gpus/` is read, only the names: reading `information` can wake a GPU that sleeps. The list that `take`
 returns is JSON as it stands, so that the stored one and a new one compare with `==`.

@@ -1,4 +1,4 @@
-"""Start the NVML helper, wait for it no longer than the deadline, and check what it answers (design, decision 5).
+"""Start the NVML helper, wait for it no longer than the deadline, and check what it answers.
 
 Off the hot path. The helper is not trusted: its answer is bounded, and every text of it is cut and cleaned.
 """

@@ -1,8 +1,8 @@
 """Paths below the driver root: links resolved inside it, each component judged, the directories passed remembered.
 
-Off the hot path. What is trusted is stated in docs/architecture.md (design, decision 3): a regular file owned by root
-that nobody else can write, below directories of which the same is true; a directory that others can write is accepted
-if it is sticky and the entry below it is root's.
+Off the hot path. What is trusted is stated in docs/architecture.md: a regular file owned by root that nobody else can
+write, below directories of which the same is true; a directory that others can write is accepted if it is sticky and
+the entry below it is root's.
 """
 
 import os
