@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
 from gpuhook import config as hot
-from gpuhook import configtrust, fastpath, jsonio, linux
+from gpuhook import configtrust, fastpath, jsonio, linux, log, requirement
 from gpuhook.config import CAPABILITIES, LIMIT, Config
 from gpuhook.errors import GpuhookError, shown
 
@@ -230,11 +230,11 @@ KEYS = (
     Key("request", "swarm-resources", "swarm_resources", _list(_variable, most=16)),
     Key("request", "legacy-images", "legacy_images", _boolean),
     Key("request", "supported-driver-capabilities", "supported_capabilities", _capabilities),
-    Key("requirement", "policy", "policy", _one_of("strict", "minor-compat", "warn", "off")),
+    Key("requirement", "policy", "policy", _one_of(*requirement.POLICIES)),
     Key("requirement", "allow-disable-require", "allow_disable_require", _boolean),
     Key("requirement", "cuda-compat", "cuda_compat", _one_of("path", "off")),
     Key("log", "file", "log_file", _log_file),
-    Key("log", "level", "log_level", _one_of("error", "warning", "info", "debug")),
+    Key("log", "level", "log_level", _one_of(*log.LEVELS)),
 )
 SECTIONS = tuple(dict.fromkeys(key.section for key in KEYS))
 

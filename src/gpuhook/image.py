@@ -30,7 +30,7 @@ _LOADERS = (
     ("aarch64", "glibc", "/lib/aarch64-linux-gnu/ld-linux-aarch64.so.1"),
     ("aarch64", "musl", "/lib/ld-musl-aarch64.so.1"),
 )
-_NATIVE = {"x86_64": "x86-64", "aarch64": "aarch64"}  # by uname(2)
+NATIVE = {"x86_64": "x86-64", "aarch64": "aarch64"}  # by uname(2)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def look(root: "Root", libraries: tuple[DriverFile, ...], compat: bool) -> Image
 
 
 def _native() -> str:
-    return _NATIVE.get(posix.uname().machine, "x86-64")
+    return NATIVE.get(posix.uname().machine, "x86-64")
 
 
 def _musl(machine: str) -> str:

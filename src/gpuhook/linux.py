@@ -47,7 +47,6 @@ PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
 PR_SET_SECUREBITS = 28
 SECBIT_NO_SETUID_FIXUP = 4
-TMPFS_MAGIC = 0x01021994
 O_PATH = 0x200000  # os.O_PATH: in `posix` from 3.10 on; the value is the same on both architectures
 O_CLOEXEC = posix.O_CLOEXEC
 O_NOFOLLOW = posix.O_NOFOLLOW

@@ -157,7 +157,7 @@ class Node:
 
 @value
 class Record:
-    """What is known of this host's driver: read once, kept until its key no longer matches (design, decision 5).
+    """What is known of this host's driver: read once, kept until its key no longer matches.
 
     `id` names this state of the driver. `driver` is the version of the loaded kernel module, `cuda` the CUDA level that
     it supports; `cuda_assumed` is true where the level comes from the branch table. `machine` is the ELF machine of the
@@ -191,7 +191,6 @@ class Container:
     privileged: bool = False
     sandbox: bool = False
     root: str = ""
-    readonly: bool = False
     tmpfs: tuple[str, ...] = ()
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _SPEC_LIMIT = 16 << 20
 
-# How CRI engines mark a pod's sandbox, which gets no GPU whatever its image says (engines/findings: the pause image).
+# How CRI engines mark a pod's sandbox, which gets no GPU whatever its image says (the pause image).
 _SANDBOX = (("io.kubernetes.cri.container-type", "sandbox"), ("io.kubernetes.cri-o.ContainerType", "sandbox"))
 
 # The hooks of NVIDIA's stack, by the name of their file; ours takes the place of one found in a spec.
@@ -84,7 +84,6 @@ class Spec:
             privileged="CAP_SYS_ADMIN" in self._bounding(process),
             sandbox=any(mark in annotations for mark in _SANDBOX),
             root=path if path.startswith("/") else f"{self.folder}/{path}",
-            readonly=root.get("readonly") is True,
             tmpfs=tuple([destination for destination, kind in types.items() if kind == "tmpfs"]),
         )
 

@@ -12,12 +12,11 @@ _LIMIT = 1 << 20
 
 @value
 class State:
-    """What a runtime tells a hook on stdin (OCI runtime-spec, runtime.md#state); `root` is crun's addition."""
+    """What a runtime tells a hook on stdin (OCI runtime-spec, runtime.md#state)."""
 
     id: str
     pid: int
     bundle: str
-    root: str
 
 
 def parse(text: bytes) -> State:
@@ -28,14 +27,14 @@ def parse(text: bytes) -> State:
         raise _bad_state(f"is no JSON: {error}") from None
     if not isinstance(data, dict):
         raise _bad_state("is no JSON object")
-    pid, bundle, name, root = data.get("pid"), data.get("bundle"), data.get("id"), data.get("root", "")
+    pid, bundle, name = data.get("pid"), data.get("bundle"), data.get("id")
     if not isinstance(pid, int) or isinstance(pid, bool) or pid <= 1:
         raise _bad_state(f"has the pid {pid!r}, which is no container's process seen from the host")
     if not isinstance(bundle, str) or not bundle.startswith("/"):
         raise _bad_state(f"has the bundle {bundle!r}, which is no absolute path")
     if not isinstance(name, str) or not name or "/" in name:
         raise _bad_state(f"has the id {name!r}")
-    return State(name, pid, bundle, root if isinstance(root, str) else "")
+    return State(name, pid, bundle)
 
 
 def read(fd: int) -> State:

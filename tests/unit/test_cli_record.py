@@ -17,7 +17,7 @@ from gpuhook.cli import record as command
 from gpuhook.config import load
 from gpuhook.driver import key, record
 from gpuhook.model import replace
-from tests.unit.driver_support import copy_of
+from tests.unit.driver_support import copy_of, peek
 from tests.unit.test_cli_explain import configure
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -194,7 +194,7 @@ def test_refresh_asks_nvml_again_though_the_record_fits(host: Path, run: Run) ->
     assert out.splitlines()[1:] == ["nothing is different"]
     assert (host / "driver/sim/nvml.count").stat().st_size > count
     assert stored(host).stat().st_mtime_ns > before
-    assert record.peek(load(str(host)), str(host)) is not None
+    assert peek(load(str(host)), str(host)) is not None
 
 
 def test_the_first_refresh_says_that_none_was_stored(host: Path, run: Run) -> None:
@@ -286,7 +286,7 @@ def test_without_root_the_error_names_what_to_do(word: str, host: Path, installe
     assert (done.returncode, done.stdout) == (61, "")
     assert done.stderr.splitlines()[0].endswith("[record-not-written]")
     assert f"sudo gpuhook record {word}" in done.stderr
-    assert record.peek(load(str(host)), str(host)) == known, "the record is gone"
+    assert peek(load(str(host)), str(host)) == known, "the record is gone"
     assert json.loads(nobody("show", "--json").stdout)["state"] == "current"
 
 

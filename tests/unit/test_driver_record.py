@@ -16,7 +16,7 @@ from gpuhook.config import Config, paths
 from gpuhook.driver import key, record
 from gpuhook.errors import GpuhookError
 from gpuhook.model import Record
-from tests.unit.driver_support import config_of, copy_of
+from tests.unit.driver_support import config_of, copy_of, peek
 
 NewDriver = Callable[..., Path]
 CopyDriver = Callable[..., Path]
@@ -58,7 +58,7 @@ def test_content(sim_driver: Path, prefix: str) -> None:
     assert all(gpu.uuid.startswith("GPU-") for gpu in made.gpus)
     assert {file.kind for file in made.files} == {"library", "binary", "firmware"}
     assert record.load(config, prefix) == made
-    assert record.peek(config, prefix) == made
+    assert peek(config, prefix) == made
     assert sim.init_count(sim_driver) == before + 1
 
 
@@ -162,7 +162,7 @@ def test_lost_gpu_does_not_stop_the_others(new_driver: NewDriver, prefix: str, m
     assert sim.init_count(driver) == 1
     real = record.now()
     monkeypatch.setattr(record, "now", lambda: real + record.LOST_GPU_LIFE + 5)
-    assert record.peek(config, prefix) is None
+    assert peek(config, prefix) is None
     record.load(config, prefix)
     assert sim.init_count(driver) == 2
 
@@ -214,7 +214,7 @@ def test_error_is_kept_ten_seconds(own_driver: CopyDriver, prefix: str, monkeypa
     errors = [error_of(config, prefix) for _ in range(3)]
     assert sim.init_count(driver) == 1
     assert len({str(error) for error in errors}) == 1
-    assert record.peek(config, prefix) is None
+    assert peek(config, prefix) is None
     real = record.now
     for seconds, wanted in ((9.0, 1), (10.5, 2), (-20.0, 3)):
         monkeypatch.setattr(record, "now", lambda seconds=seconds: real() + seconds)
@@ -276,7 +276,7 @@ def test_change_is_noticed_at_the_next_load(
     config = config_of(driver)
     first = record.load(config, prefix)
     change(driver)
-    assert record.peek(config, prefix) is None
+    assert peek(config, prefix) is None
     assert record.load(config, prefix).id != first.id
     assert sim.init_count(driver) == 2
 
@@ -321,7 +321,7 @@ def test_a_change_of_mig_is_noticed_at_the_next_load(change: str, own_driver: Co
     before = key.head(config)
     MIG_CHANGES[change](driver)
     assert (key.head(config) == before) == (change == "none"), "by what the kernel says, not by the libraries' times"
-    assert (record.peek(config, prefix) is None) == (change != "none")
+    assert (peek(config, prefix) is None) == (change != "none")
     assert (record.load(config, prefix).id != first.id) == (change != "none")
 
 
@@ -342,7 +342,7 @@ def test_change_around_the_driver_is_looked_at(
     config = config_of(driver)
     first = record.load(config, prefix)
     change(driver)
-    assert record.peek(config, prefix) is None
+    assert peek(config, prefix) is None
     assert record.load(config, prefix).id == first.id
     assert sim.init_count(driver) == 2
 
@@ -455,11 +455,11 @@ def test_untrusted_record_is_made_again(spoil: Callable[[Path], object], sim_dri
     first = record.load(config, prefix)
     file = stored_file(prefix)
     spoil(file)
-    assert record.peek(config, prefix) is None
+    assert peek(config, prefix) is None
     before = sim.init_count(sim_driver)
     assert record.load(config, prefix) == first
     assert sim.init_count(sim_driver) == before + 1
-    assert record.peek(config, prefix) == first
+    assert peek(config, prefix) == first
     status = file.lstat()
     assert (status.st_uid, status.st_mode) == (0, 0o100644)
 
@@ -510,7 +510,7 @@ def test_planted_record_in_a_foreign_directory_is_not_read(sim_driver: Path, pre
     config = config_of(sim_driver)
     record.load(config, prefix)
     os.chown(paths(prefix).state, 1234, 1234)
-    assert record.peek(config, prefix) is None
+    assert peek(config, prefix) is None
 
 
 # --- many at once, and what is imported ---------------------------------------------------------------------------

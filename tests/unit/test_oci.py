@@ -469,13 +469,12 @@ def test_container(tmp_path: Path) -> None:
     spec = docker()
     spec["process"]["env"] = ["A=1", "B=", "A=2=3", "NOTHING", "=x", ""]
     spec["mounts"].append(bundles.mount("/data/../vol//x/", "bind", "/srv/x", "rbind"))
-    spec["root"] = {"path": "rootfs", "readonly": True}
+    spec["root"] = {"path": "rootfs"}
     found = oci.Spec(str(write(tmp_path, spec))).container()
     assert found.env == (("A", "1"), ("B", ""), ("A", "2=3"), ("", "x"))
     assert found.annotations == (("a.b/c", "d"),)
     assert ("/srv/x", "/vol/x") in found.mounts
     assert found.root == f"{tmp_path}/rootfs"
-    assert found.readonly
     assert "/dev/shm" in found.tmpfs
     assert not found.privileged
     assert not found.sandbox

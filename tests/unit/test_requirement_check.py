@@ -34,7 +34,11 @@ CUDA = "cuda>=12.6 brand=tesla,driver>=470,driver<471"
         ([" ", "--driver", "535.1"], 0, "needed:  nothing: EXPR is blank"),
         ([CUDA, "--driver", "470.1", "--brand", "tesla"], 0, "presumes that the image brings"),
         ([CUDA, "--driver", "470.1", "--brand", "Tesla", "--compat-libs", "yes"], 0, "forward-compatibility libraries"),
-        ([CUDA, "--driver", "470.1", "--brand", "tesla", "--compat-libs", "560.35.05"], 0, "verdict: met by forward"),
+        (
+            [CUDA, "--driver", "470.1", "--brand", "tesla", "--compat-libs", "560.35.05"],
+            0,
+            "verdict: met by the image's forward",
+        ),
         ([CUDA, "--driver", "470.1", "--brand", "tesla", "--compat-libs", "no"], 41, "verdict: not met"),
         ([CUDA, "--driver", "470.1", "--brand", "geforce"], 41, "needed:  cuda>=12.6 (of 2 alternatives the closest)"),
         (["arch>=8.0", "--driver", "580.1", "--arch", "7.5"], 41, "compute capability 7.5"),

@@ -12,8 +12,10 @@ GOOD_STATE = {"ociVersion": "1.0.2", "id": "c1", "status": "creating", "pid": 42
 
 
 def test_state() -> None:
-    assert state.parse(json.dumps(GOOD_STATE).encode()) == state.State("c1", 4242, "/b", "")
-    assert state.parse(json.dumps({**GOOD_STATE, "root": "/r", "new": 1}).encode()).root == "/r"
+    """What it does not know, such as crun's `root`, is no error."""
+    wanted = state.State("c1", 4242, "/b")
+    assert state.parse(json.dumps(GOOD_STATE).encode()) == wanted
+    assert state.parse(json.dumps({**GOOD_STATE, "root": "/r", "new": 1}).encode()) == wanted
 
 
 BAD_STATES: dict[str, object] = {

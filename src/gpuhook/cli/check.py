@@ -4,20 +4,13 @@ import click
 
 from gpuhook import cuda, refusal, requirement, version
 from gpuhook.cli import prefix, render
+from gpuhook.cli.explain_text import WAYS
 from gpuhook.errors import GpuhookError
 from gpuhook.model import Demand, Gpu
 from gpuhook.requirement import Host, Outcome, Requirement, Verdict
 
 ORIGIN = "EXPR"  # stands where a container's error names the variable
 _NEWER = "4294967295"  # newer than any driver: what `--compat-libs yes` says of the libraries
-_WAYS = {
-    "stated": "met",
-    "minor": "met by minor-version compatibility",
-    "forward": "met by forward-compatibility libraries",
-    "presumed": "met if the image brings forward-compatibility libraries",
-    "policy": "met by the policy minor-compat",
-    "": "not met",
-}
 
 
 def _version(_context: click.Context, option: click.Parameter, text: str | None) -> str | None:
@@ -152,11 +145,11 @@ def _print(verdict: Verdict, parsed: Requirement, gpus: tuple[Gpu, ...]) -> None
     devices = [_gpu(gpu) for gpu in gpus[:1]] if len(gpus) < 2 else []
     click.echo(f"found:   {'; '.join([_driver(verdict.host), *devices])}")
     if len(gpus) < 2:
-        click.echo(f"verdict: {_WAYS[result.outcomes[0].way]}")
+        click.echo(f"verdict: {WAYS[result.outcomes[0].way]}")
     else:
         click.echo("verdict:")
         for outcome in result.outcomes:
-            click.echo(f"  {_device(outcome)}: {_WAYS[outcome.way]}")
+            click.echo(f"  {_device(outcome)}: {WAYS[outcome.way]}")
     for text in verdict.notes:
         click.echo(f"note:    {text}")
     for text in verdict.warnings:

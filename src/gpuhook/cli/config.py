@@ -11,7 +11,7 @@ import jsonschema
 
 from gpuhook import config as configuration
 from gpuhook import configfile, configtrust
-from gpuhook.cli import prefix
+from gpuhook.cli import prefix, render
 from gpuhook.configfile import Problem
 from gpuhook.errors import GpuhookError, shown
 
@@ -47,7 +47,7 @@ def show(as_json: bool) -> None:
     rows = [(key, getattr(parsed.config, key.field), _source(key, parsed)) for key in configfile.KEYS]
     if as_json:
         keys = {key.dotted: {"value": item, "source": source} for key, item, source in rows}
-        click.echo(json.dumps({"path": path, "keys": keys}, indent=2))
+        click.echo(render.document({"path": path, "keys": keys}))
         return
     click.echo(f"# {path}" + ("" if os.path.lexists(path) else " (not there: defaults)"))
     section = ""

@@ -1,4 +1,4 @@
-"""Find the files of the loaded driver below the driver root (design, decision 6).
+"""Find the files of the loaded driver below the driver root.
 
 A library is the driver's if its file name ends with the loaded driver's version, or if it is a companion that carries
 a version of its own; no list of names decides, so a new branch works. Looked in: every directory that the driver
@@ -12,7 +12,7 @@ import stat
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from gpuhook import elf, ldcache
+from gpuhook import elf, image, ldcache
 from gpuhook.config import Config
 from gpuhook.driver import capabilities
 from gpuhook.driver.tree import Place, Tree
@@ -22,7 +22,6 @@ from gpuhook.model import DriverFile, replace
 LOADER_CACHE = "/etc/ld.so.cache"
 _CACHE_LIMIT = ldcache.LIMIT_FILE
 _VERSION = re.compile(r"\d{2,4}(?:\.\d{1,4}){1,3}", re.ASCII)
-_MACHINES = {"x86_64": "x86-64", "aarch64": "aarch64"}
 # Without these nothing can be said or done: that one of them cannot be trusted stops the driver, not only the file.
 _VITAL = ("libcuda", "libnvidia-ml")
 
@@ -53,7 +52,7 @@ class Found:
 def host_machine() -> str:
     """The ELF machine of this host."""
     machine = posix.uname().machine
-    return _MACHINES.get(machine, machine)
+    return image.NATIVE.get(machine, machine)
 
 
 def discover(config: Config, version: str) -> Found:

@@ -63,12 +63,6 @@ def load(config: "Config", prefix: str) -> Record:
     return refresh.renew(config, state)
 
 
-def peek(config: "Config", prefix: str) -> Record | None:
-    """The record if a current one is stored; None otherwise, and for a stored error. Starts nothing, writes nothing."""
-    stored = read(paths(prefix).state)
-    return stored.record if stored is not None and fits(config, stored) else None
-
-
 def left_out(prefix: str) -> tuple[tuple[str, str], ...]:
     """The files of the driver that the stored record leaves out, each with the reason."""
     stored = read(paths(prefix).state)
