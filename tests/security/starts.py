@@ -78,6 +78,7 @@ before, mark, after = text.rpartition("sys.exit(main(")
 assert mark
 exec(before + "install()\\n" + mark + after)
 """
+OPTIONAL = {"socket", "nvidia-mps"}  # left out without a word where the host does not have them, or can't open them
 CALLS: tuple[str, ...] = (
     "open",
     "read",
@@ -153,8 +154,8 @@ class Faults:
         assert after.code == 0, f"after call {at}, {act}: {after.err}"
         assert set(own_sources(self.arena, after.out)) == self.usual, f"after call {at}, {act}"
         if done.code == 0:  # all is there, but what the log says was left out
-            missing = self.usual - set(own_sources(self.arena, done.out))
-            assert [name for name in missing if name.rpartition("/")[2] not in warned] == [], f"call {at}, {act}"
+            missing = {name.rpartition("/")[2] for name in self.usual - set(own_sources(self.arena, done.out))}
+            assert {name for name in missing - OPTIONAL if name not in warned} == set(), f"call {at}, {act}"
             assert done.out.startswith(SEEN)
         if not reached:
             return "not reached"
