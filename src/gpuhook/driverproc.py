@@ -22,7 +22,6 @@ TARGET = "/proc/driver/nvidia"
 _COPIES = ("params", "version", "registry")
 _LIMIT = 1 << 16  # bytes of one of them; the real ones have less than 2 KiB
 _RESTRICTED = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV | linux.MOUNT_ATTR_NOEXEC
-_ONE = linux.RESOLVE_BENEATH | linux.RESOLVE_NO_SYMLINKS | linux.RESOLVE_NO_MAGICLINKS | linux.RESOLVE_NO_XDEV
 
 
 def gpu_names(bus_id: str) -> "tuple[str, ...]":
@@ -179,7 +178,7 @@ def _folder(root: rootfs.Root) -> int:
         is_procfs = bool(fields) and fields[3] == b"/" and fields[fields.index(b"-") + 1] == b"proc"
         if not is_procfs or posix.fstat(proc).st_ino != rootfs.PROC_ROOT_INO:
             return -1
-        return linux.openat2(proc, FOLDER, linux.O_PATH | posix.O_DIRECTORY, _ONE)
+        return linux.openat2(proc, FOLDER, linux.O_PATH | posix.O_DIRECTORY, rootfs.ONE_NAME)
     except FileNotFoundError:
         return -1
     finally:
@@ -202,7 +201,7 @@ def _attach_at(folder: int, handle: int) -> bool:
 
 def _attach_below(tree: int, handle: int, path: str) -> None:
     """In the tmpfs, by the handle of it: no name of the container is looked up."""
-    point = linux.openat2(tree, path, linux.O_PATH | linux.O_NOFOLLOW, _ONE)
+    point = linux.openat2(tree, path, linux.O_PATH | linux.O_NOFOLLOW, rootfs.ONE_NAME)
     try:
         linux.move_mount(handle, point)
     finally:

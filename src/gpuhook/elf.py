@@ -1,4 +1,4 @@
-"""Read of an ELF shared object what a loader would: machine, soname, needed names; by program headers alone.
+"""Read of an ELF shared object what a loader would: machine and soname; by program headers alone.
 
 The file may be an image's, so it is hostile: every offset and count is checked against the file and bounded, and what
 does not add up is no ELF shared object (`None`), never an exception. Sections are not looked at: a loader does not
@@ -24,10 +24,9 @@ MACHINES[258] = "loongarch"
 
 _SHARED = 3  # e_type ET_DYN
 _LOAD, _DYNAMIC = 1, 2  # p_type
-_END, _NEEDED, _STRTAB, _STRSZ, _SONAME = 0, 1, 5, 10, 14  # d_tag
+_END, _STRTAB, _STRSZ, _SONAME = 0, 5, 10, 14  # d_tag
 _MAX_HEADERS = 256  # a library has about ten program headers
 _MAX_DYNAMIC = 64 * 1024  # and about forty dynamic entries of 16 bytes
-_MAX_NEEDED = 256
 _MAX_NAME = 255  # NAME_MAX of Linux file systems
 
 # by class and byte order: header after e_ident, program header, dynamic entry
@@ -43,13 +42,12 @@ class Elf:
     """What a loader needs to know of a shared object.
 
     `machine` is a name of MACHINES, or `unknown-N` for number N; `bits` is 32 or 64. `soname` is a plain file name, or
-    empty where the object states none or one that is no file name. `needed` are the names of DT_NEEDED, in order.
+    empty where the object states none or one that is no file name.
     """
 
     machine: str
     bits: int
     soname: str
-    needed: tuple[str, ...]
 
 
 def read(data: bytes) -> Elf | None:
@@ -98,18 +96,14 @@ def _read(part: "Reader", size: int) -> Elf | None:
     found = _dynamic(part, entry, dynamic)
     if found is None:
         return None
-    strings, length, soname, needed = found
+    strings, length, soname = found
     offset = _file_offset(loads, strings)
     if offset is None or offset + length > size:
         return None
-    names = []
-    for at in (soname, *needed):
-        name = "" if at is None else _name(part, offset, length, at)
-        if name is None:
-            return None
-        names.append(name)
-    plain = names[0] if _is_plain(names[0]) else ""
-    return Elf(MACHINES.get(machine, f"unknown-{machine}"), 32 * head[4], plain, tuple(names[1:]))
+    name = "" if soname is None else _name(part, offset, length, soname)
+    if name is None:
+        return None
+    return Elf(MACHINES.get(machine, f"unknown-{machine}"), 32 * head[4], name if _is_plain(name) else "")
 
 
 def _segments(program: Struct, table: bytes) -> tuple[list[tuple[int, int, int]], tuple[int, int] | None]:
@@ -128,30 +122,23 @@ def _segments(program: Struct, table: bytes) -> tuple[list[tuple[int, int, int]]
     return loads, dynamic
 
 
-def _dynamic(
-    part: "Reader", entry: Struct, where: tuple[int, int]
-) -> tuple[int, int, int | None, tuple[int, ...]] | None:
-    """Address and size of the string table, and the offsets in it of the soname and of what is needed."""
+def _dynamic(part: "Reader", entry: Struct, where: tuple[int, int]) -> tuple[int, int, int | None] | None:
+    """Address and size of the string table, and the offset in it of the soname."""
     offset, filled = where
     data = part(offset, min(filled, _MAX_DYNAMIC) // entry.size * entry.size)
     if data is None:
         return None
     strings = length = soname = None
-    needed: list[int] = []
     for tag, item in entry.iter_unpack(data):
         if tag == _END:
             break
-        if tag == _NEEDED:
-            needed.append(item)
-        elif tag == _SONAME:
+        if tag == _SONAME:
             soname = item
         elif tag == _STRTAB:
             strings = item
         elif tag == _STRSZ:
             length = item
-    if strings is None or length is None or len(needed) > _MAX_NEEDED:
-        return None
-    return strings, length, soname, tuple(needed)
+    return None if strings is None or length is None else (strings, length, soname)
 
 
 def _file_offset(loads: list[tuple[int, int, int]], address: int) -> int | None:

@@ -88,6 +88,8 @@ def orders(granted: Grant, container: Container) -> list[str]:
         words += ["--rights", ",".join(granted.request.mig)]
     for mount in container.tmpfs:
         words += ["--tmpfs", mount]
+    for node in granted.nodes:
+        words += ["--node", f"{node.path}:{node.major}:{node.minor}"]
     if granted.compat:
         words.append("--compat")
     return words

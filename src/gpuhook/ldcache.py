@@ -51,15 +51,14 @@ if TYPE_CHECKING:
 class Entry:
     """One entry of a loader cache: the loader finds `name` at `path` (absolute, below the cache's root).
 
-    `flags` is the ABI (`FLAGS`). `hwcap` is glibc's word for special hardware, 0 for a library for any; `subdirectory`
-    is the `glibc-hwcaps` directory that the word stands for, or ``. Bytes that are not UTF-8 are surrogate-escaped.
+    `flags` is the ABI (`FLAGS`). `hwcap` is glibc's word for special hardware, 0 for a library for any. Bytes that are
+    not UTF-8 are surrogate-escaped.
     """
 
     name: str
     path: str
     flags: int
     hwcap: int = 0
-    subdirectory: str = ""
 
 
 def parse(data: bytes) -> tuple[Entry, ...]:
@@ -70,8 +69,7 @@ def parse(data: bytes) -> tuple[Entry, ...]:
     ASCII (its place in the order differs between machines). Raises ValueError with the reason where the structure is
     broken.
     """
-    rows, hwcaps = decode(data)
-    return tuple([_entry(row, hwcaps) for row in rows])
+    return tuple([Entry(text(name), text(path), flags, hwcap) for flags, name, path, _, hwcap in decode(data)[0]])
 
 
 def merge(
@@ -123,12 +121,6 @@ def merge_rows(
 
 def _place(item: "tuple[tuple[bytes, int, int], Raw]") -> "tuple[bytes, int, int]":
     return item[0]
-
-
-def _entry(row: "Raw", hwcaps: "tuple[bytes, ...]") -> Entry:
-    flags, name, path, _, hwcap = row
-    special = hwcaps[hwcap & 0xFFFFFFFF] if _is_extension(hwcap) else b""
-    return Entry(text(name), text(path), flags, hwcap, text(special))
 
 
 def _is_extension(hwcap: int) -> bool:

@@ -249,8 +249,11 @@ class Image:
 
 @value
 class Bind:
-    """Bind the host object `source` (below the driver root) at `target` in the container. `kind` as in DriverFile, or
-    `socket`, `directory`. An optional one that cannot be made is left out with a warning."""
+    """Bind the host object `source` (below the driver root) at `target` in the container.
+
+    `kind` as in DriverFile, or `socket`, `directory`, or `proc` for a path of /proc/driver/nvidia. An optional one that
+    cannot be made is left out with a warning.
+    """
 
     source: str
     target: str

@@ -14,7 +14,7 @@ from gpuhook import linux
 from gpuhook.errors import GpuhookError
 
 _IN_ROOT = linux.RESOLVE_IN_ROOT | linux.RESOLVE_NO_MAGICLINKS
-_ONE_NAME = linux.RESOLVE_BENEATH | linux.RESOLVE_NO_SYMLINKS | linux.RESOLVE_NO_MAGICLINKS | linux.RESOLVE_NO_XDEV
+ONE_NAME = linux.RESOLVE_BENEATH | linux.RESOLVE_NO_SYMLINKS | linux.RESOLVE_NO_MAGICLINKS | linux.RESOLVE_NO_XDEV
 PROC_ROOT_INO = 1  # include/linux/proc_fs.h: the root of every procfs (and of a tmpfs: `self` tells them apart)
 _LINKS = 40  # as the kernel's MAXSYMLINKS
 
@@ -263,7 +263,7 @@ class Root:
                     if error.errno != errno.EEXIST:
                         raise
                     # another start made it, or it is a dangling link, which the next lookup refuses
-                fd = linux.openat2(parent, name, linux.O_PATH | posix.O_DIRECTORY, _ONE_NAME)
+                fd = linux.openat2(parent, name, linux.O_PATH | posix.O_DIRECTORY, ONE_NAME)
             except OSError as error:
                 raise self._unsafe(path, error) from None
             finally:

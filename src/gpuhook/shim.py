@@ -96,8 +96,6 @@ def write(
         )
     spec.grant(granted.nodes, settings.dev_root, rootless=not config.is_host_root())
     orders = grant.orders(granted, container) + spec.orders()
-    for node in granted.nodes:
-        orders += ["--node", f"{node.path}:{node.major}:{node.minor}"]
     own = posix.environ.get(config.RUNTIME_DIR)  # where who is not root keeps the record
     kept = f"XDG_RUNTIME_DIR={own.decode('utf-8', 'surrogateescape')}" if own and not config.is_host_root() else ""
     path, timeout = f"{prefix}/usr/bin/{oci.HOOK}", settings.deadline + _TIMEOUT_MARGIN

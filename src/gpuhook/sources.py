@@ -46,7 +46,7 @@ def acquire(driver_root: str, files: "tuple[DriverFile, ...]", others: "tuple[st
     root = posix.open(driver_root, linux.O_PATH | posix.O_DIRECTORY | linux.O_CLOEXEC)
     try:
         for item in files:
-            found = posix.fstat(clone(root, item.path, FILE, sources))
+            found = posix.fstat(clone(root, item.path, FILE, sources, item.path))
             know = item.id
             if (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns) != (
                 know.dev,
@@ -69,7 +69,7 @@ def acquire(driver_root: str, files: "tuple[DriverFile, ...]", others: "tuple[st
             finally:
                 posix.close(parent)
             try:
-                _take(at, "", SOCKET, sources, path)
+                clone(at, "", SOCKET, sources, path)
             finally:
                 posix.close(at)
         restrict(sources)
@@ -81,16 +81,12 @@ def acquire(driver_root: str, files: "tuple[DriverFile, ...]", others: "tuple[st
     return sources
 
 
-def clone(root: int, path: str, attributes: int, sources: Sources, name: str = "") -> int:
-    """A detached copy of the mount at a path below `root`, kept in `sources` by that path or by `name` for `restrict`.
+def clone(at: int, path: str, attributes: int, sources: Sources, name: str) -> int:
+    """A detached copy of the mount of what `path` is below the handle `at`, or of `at` itself where it is empty.
 
-    GpuhookError `driver-changed` where there is nothing, `mount-failed`, `kernel-too-old`.
+    Kept in `sources` by `name`, for `restrict` to give it `attributes`. GpuhookError `driver-changed` where there is
+    nothing, `mount-failed`, `kernel-too-old`.
     """
-    return _take(root, path, attributes, sources, name or path)
-
-
-def _take(at: int, path: str, attributes: int, sources: Sources, name: str) -> int:
-    """A detached copy of what `path` is below the handle `at`, or of `at` itself where it is empty."""
     flags = linux.OPEN_TREE_CLONE | (linux.AT_SYMLINK_NOFOLLOW if path else linux.AT_EMPTY_PATH)
     try:
         fd = linux.open_tree(at, path.lstrip("/"), flags)

@@ -22,8 +22,8 @@ HWCAP = 1 << 62
 V2 = "/opt/lib/glibc-hwcaps/x86-64-v2/libf.so.1.2"
 V3 = "/opt/lib/glibc-hwcaps/x86-64-v3/libf.so.1.2"
 BOTH = (
-    Entry("libf.so.1", V2, X86, HWCAP, "x86-64-v2"),
-    Entry("libf.so.1", V3, X86, HWCAP + 1, "x86-64-v3"),
+    Entry("libf.so.1", V2, X86, HWCAP),
+    Entry("libf.so.1", V3, X86, HWCAP + 1),
     Entry("libf.so.1", "/opt/lib/libf.so.1", X86),
 )
 

@@ -138,10 +138,7 @@ def _orders(spec: oci.Spec, settings: Config, where: str) -> tuple[Orders | None
     granted = grant.decide(container, settings, where)
     if granted is None:
         return None, ""
-    decided = grant.orders(granted, container) + spec.orders()
-    for node in granted.nodes:
-        decided += ["--node", f"{node.path}:{node.major}:{node.minor}"]
-    return hook.parse(decided), "decided now"
+    return hook.parse(grant.orders(granted, container) + spec.orders()), "decided now"
 
 
 def _plan(document: dict[str, Any], known: Record, orders: Orders, container: Container, settings: Config) -> None:
