@@ -4,6 +4,8 @@ Hot path. Request, then requirement (parsed before the driver is touched), then 
 the GPUs and their nodes. Nothing is changed here.
 """
 
+import posix
+
 from gpuhook import cuda, devices, request, requirement
 from gpuhook.config import Config
 from gpuhook.driver import nodes, record
@@ -102,12 +104,19 @@ def compat_version(container: Container, known: Record) -> str | None:
     None for a container without a root, which only `explain` has: no image is at hand.
     """
     from gpuhook import image  # noqa: PLC0415
-    from gpuhook.rootfs import Root  # noqa: PLC0415
+    from gpuhook.rootfs import Root, open_proc  # noqa: PLC0415
 
     if not container.root:
         return None
+    proc = open_proc()
     try:
-        found = image.look(Root.at(container.root), (), compat=True)
+        root = Root.at(container.root, proc)
+        try:
+            found = image.look(root, (), compat=True)
+        finally:
+            root.close()
     except GpuhookError:
         return ""
+    finally:
+        posix.close(proc)
     return found.compat_version if cuda.compat_is_newer(found.compat_version, known.driver) else ""

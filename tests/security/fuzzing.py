@@ -437,8 +437,9 @@ def _one(parser: Parser, one: Run, data: bytes, outcome: Outcome) -> str:
         outcome.findings.append(f"{data[:2000]!r}: {traceback.format_exc(limit=-3)}")
         said = "defect"
     spent = (time.thread_time() - begun) * 1000
-    if spent > SLOWEST * 1000:  # once more: a busy machine's caches are no property of the parser
-        spent = min(spent, _timed(parser, one, data) * 1000)
+    for _ in range(5):  # a busy machine's caches are no property of the parser; one that is slow is slow each time
+        if spent > SLOWEST * 1000:
+            spent = min(spent, _timed(parser, one, data) * 1000)
     outcome.slowest_ms = max(outcome.slowest_ms, spent)
     if spent > SLOWEST * 1000:
         outcome.findings.append(f"{spent:.0f} ms for {len(data)} bytes: {data[:2000]!r}")
