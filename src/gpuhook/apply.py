@@ -70,7 +70,7 @@ class Mounter:
     def _bind(self, step: Bind) -> str:
         handle = self.sources.handles.get(step.source)
         if handle is None:
-            return ""  # a socket or directory that the host does not have
+            return self.sources.left_out.get(step.source, "")  # nothing where the host just does not have it
         if step.kind == "proc":
             return driverproc.attach(self.root, self.sources, step.target, self.used, self.undo)
         folder, name = self._parent(step.target)

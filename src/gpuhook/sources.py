@@ -19,12 +19,14 @@ SOCKET = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV | linux.MOUNT_ATTR_NOE
 class Sources:
     """Detached mounts of host objects, by their path below the driver root; attached, or closed with the rest.
 
-    `open` are those that `restrict` has yet to do, each with its MOUNT_ATTR_*.
+    `open` are those that `restrict` has yet to do, each with its MOUNT_ATTR_*. `left_out` has a warning for each socket
+    or directory that the host has and that can't be given.
     """
 
-    __slots__ = ("handles", "open")
+    __slots__ = ("handles", "left_out", "open")
 
     def __init__(self) -> None:
+        self.left_out: dict[str, str] = {}
         self.handles: dict[str, int] = {}
         self.open: list[tuple[str, int]] = []
 
@@ -36,8 +38,10 @@ class Sources:
 
 
 def acquire(driver_root: str, files: "tuple[DriverFile, ...]", others: "tuple[str, ...]") -> Sources:
-    """Handles of all that may be mounted. `others` are sockets and directories, left out where they are absent, links,
-    or mount points: /tmp is everybody's, and a FUSE mount there that never answers would hold up every start.
+    """Handles of all that may be mounted. `others` are sockets and directories of daemons.
+
+    One of those is left out where it is absent, and with a warning where it is a link or a mount point: /tmp is
+    everybody's, and a FUSE mount in it that never answers would hold up every start.
 
     A file that is not the one in the record (device, inode, size, times) is GpuhookError `driver-changed`: the record
     proved its owner and its directories, and the identity carries that proof here.
@@ -57,28 +61,36 @@ def acquire(driver_root: str, files: "tuple[DriverFile, ...]", others: "tuple[st
             ):
                 raise _changed(item.path)
         for path in others:
-            folder, _, name = path.lstrip("/").rpartition("/")
             try:
-                parent = linux.openat2(root, folder or ".", linux.O_PATH | posix.O_DIRECTORY, _PLAIN)
-            except OSError:
-                continue
-            try:
-                at = linux.openat2(parent, name, linux.O_PATH | linux.O_NOFOLLOW, _PLAIN | linux.RESOLVE_NO_XDEV)
-            except OSError:
-                continue
-            finally:
-                posix.close(parent)
-            try:
-                clone(at, "", SOCKET, sources, path)
-            finally:
-                posix.close(at)
+                _take_daemons(root, path, sources)
+            except OSError as error:
+                if error.errno not in (errno.ENOENT, errno.ENOTDIR):
+                    reason = "something is mounted there" if error.errno == errno.EXDEV else error.strerror
+                    sources.left_out[path] = f"left out {path}: {reason} on the host"
         restrict(sources)
+    except OSError as error:
+        sources.close()
+        raise failed("looking at the driver's files", error) from None
     except BaseException:
         sources.close()
         raise
     finally:
         posix.close(root)
     return sources
+
+
+def _take_daemons(root: int, path: str, sources: Sources) -> None:
+    """A socket or directory of a daemon. OSError: EXDEV where something is mounted right there, ELOOP for a link."""
+    folder, _, name = path.lstrip("/").rpartition("/")
+    parent = linux.openat2(root, folder or ".", linux.O_PATH | posix.O_DIRECTORY, _PLAIN)
+    try:
+        at = linux.openat2(parent, name, linux.O_PATH | linux.O_NOFOLLOW, _PLAIN | linux.RESOLVE_NO_XDEV)
+    finally:
+        posix.close(parent)
+    try:
+        clone(at, "", SOCKET, sources, path)
+    finally:
+        posix.close(at)
 
 
 def clone(at: int, path: str, attributes: int, sources: Sources, name: str) -> int:

@@ -634,6 +634,10 @@ def test_a_mount_of_anybodys_is_no_source(host: Path, tmp_path: Path) -> None:
         (host / "tmp/nvidia-mps").mkdir(parents=True, exist_ok=True)
         plain = "/tmp/nvidia-mps" in acquire(str(host), (), ("/tmp/nvidia-mps",)).handles
         sandbox.mount("tmpfs", host / "tmp/nvidia-mps", "tmpfs")
-        return plain and "/tmp/nvidia-mps" not in acquire(str(host), (), ("/tmp/nvidia-mps",)).handles
+        taken = acquire(str(host), (), ("/tmp/nvidia-mps",))
+        words = taken.left_out["/tmp/nvidia-mps"]
+        return (
+            plain and not taken.handles and words == "left out /tmp/nvidia-mps: something is mounted there on the host"
+        )
 
     assert sandbox.apart(inside, mounts=True)
