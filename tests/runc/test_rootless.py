@@ -180,9 +180,20 @@ def test_flags_that_the_host_has_locked(
 
 
 @pytest.mark.parametrize("mapped", [False, True], ids=["same user namespace", "one more user namespace"])
-def test_as_root_of_a_user_namespace(rootless: bundles.Runtime, own: Path, new_bundle: NewBundle, mapped: bool) -> None:
+@pytest.mark.parametrize("kind", [("runc", "host"), ("runc", "v1"), ("crun", "v1"), ("crun", "v2")], ids=" ".join)
+def test_as_root_of_a_user_namespace(
+    rootless: bundles.Runtime,
+    world: World,
+    sim_driver: Path,
+    own: Path,
+    new_bundle: NewBundle,
+    kind: tuple[str, str],
+    mapped: bool,
+) -> None:
     """Rootless podman's setting: the shim and the hook are root there, host root's files show another owner."""
-    rootless.within = [*rootless.within, *AS_ITS_ROOT]
+    world.low_level, layout = kind
+    world.use_driver(sim_driver)
+    rootless.within = [str(CHECKOUT / "tests/in-cgroup.sh"), layout, *rootless.within, *AS_ITS_ROOT]
     bundle = new_bundle(env=[ALL], args=["sh", "-c", SEES])
     spec = bundle.spec
     if mapped:
