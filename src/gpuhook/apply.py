@@ -157,28 +157,30 @@ class Mounter:
 
     def _link(self, step: Link) -> str:
         folder, name = self._parent(step.target)
-        try:
-            old = posix.readlink(name, dir_fd=folder)
-        except FileNotFoundError:
-            old = None
-        except OSError:
-            return f"left out the link {step.target}: the image has something else there"
-        if old == step.text:
+        for _ in range(_TRIES):
+            try:
+                old = posix.readlink(name, dir_fd=folder)
+            except FileNotFoundError:
+                old = None
+            except OSError:
+                return f"left out the link {step.target}: the image has something else there"
+            if old == step.text:
+                return ""
+            try:
+                if old is None:
+                    posix.symlink(step.text, name, dir_fd=folder)
+                    self.undo.append(lambda: posix.unlink(name, dir_fd=folder))
+                else:
+                    back = _restorer(folder, name, None)
+                    self._sweep(folder)
+                    _replace(folder, name, lambda temporary: posix.symlink(step.text, temporary, dir_fd=folder))
+                    self._remember(back)
+            except FileExistsError:
+                continue  # another start at the same root, or an attacker, made something there in between
+            except OSError as error:
+                raise rootfs.unsafe(step.target, error) from None
             return ""
-        try:
-            if old is None:
-                posix.symlink(step.text, name, dir_fd=folder)
-                self.undo.append(lambda: posix.unlink(name, dir_fd=folder))
-            else:
-                back = _restorer(folder, name, None)
-                self._sweep(folder)
-                _replace(folder, name, lambda temporary: posix.symlink(step.text, temporary, dir_fd=folder))
-                self._remember(back)
-        except FileExistsError:  # another start at the same root made it just now
-            return self._link(step)
-        except OSError as error:
-            raise rootfs.unsafe(step.target, error) from None
-        return ""
+        raise rootfs.unsafe(step.target, OSError(errno.ELOOP, "it keeps changing"))
 
     def _loader_cache(self, step: LoaderCache) -> str:
         """For musl its path file; for glibc the configuration that a later ldconfig reads, then the cache."""

@@ -127,6 +127,7 @@ def _link_number(node: Node, dev_root: str) -> None:
             (posix.mkdir, ("/dev/char",)),
             (posix.symlink, (text, new)),
             (posix.rename, (new, link)),
+            (posix.unlink, (new,)),  # where it could not be renamed
         ):
             try:
                 make(*arguments)

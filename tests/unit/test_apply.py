@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from gpuhook import apply, linux
+from gpuhook import apply, linux, rootfs
 from gpuhook.errors import GpuhookError
 from gpuhook.model import Bind, Image, Link, LoaderCache, Plan, replace
-from gpuhook.sources import acquire
+from gpuhook.sources import Sources, acquire
 from tests import container as containers
 from tests import sandbox
 from tests.container import Container, apply_plan, driver_file, listing
@@ -641,3 +641,22 @@ def test_a_mount_of_anybodys_is_no_source(host: Path, tmp_path: Path) -> None:
         )
 
     assert sandbox.apart(inside, mounts=True)
+
+
+def test_a_name_that_keeps_changing_is_refused_not_chased(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A neighbour that takes the name away before each look and puts it back before each try gets an error, soon."""
+
+    def absent(*_: object, **__: object) -> str:
+        raise FileNotFoundError
+
+    (root / "usr/lib").mkdir(parents=True, exist_ok=True)
+    (root / "usr/lib/libcuda.so.1").symlink_to("elsewhere")
+    mounter = apply.Mounter(rootfs.Root.at(str(root)), (), Sources(), GLIBC)
+    monkeypatch.setattr(posix, "readlink", absent)
+
+    with pytest.raises(GpuhookError) as caught:
+        mounter.run(Plan((Link("/usr/lib/libcuda.so.1", "libcuda.so.580.95.05"),)))
+
+    assert caught.value.reference == "rootfs-unsafe"
+    monkeypatch.undo()
+    assert os.readlink(root / "usr/lib/libcuda.so.1") == "elsewhere"

@@ -285,8 +285,18 @@ def test_real_cache_round_trip(tmp_path: Path) -> None:
     assert len(listed(str(copy))) == len(ldcache.parse(real_cache()))
 
 
+def parse_time(data: bytes) -> float:
+    """Processor time that it takes to parse a cache or to refuse it."""
+    begin = time.process_time()
+    try:
+        ldcache.parse(data)
+    except ValueError:
+        pass
+    return time.process_time() - begin
+
+
 def test_real_cache_mutated() -> None:
-    """1000 damaged copies of the host's cache: nothing but ValueError, and none takes longer than its size explains."""
+    """1000 damaged copies of the host's cache: nothing but ValueError, and none is slow."""
     source = real_cache()
     chance = random.Random(20)
     slowest = 0.0
@@ -300,14 +310,11 @@ def test_real_cache_mutated() -> None:
             )
         if chance.random() < 0.1:
             del data[chance.randrange(len(data)) :]
-        begin = time.process_time()
-        try:
-            ldcache.parse(bytes(data))
-        except ValueError:
-            continue
-        finally:
-            slowest = max(slowest, time.process_time() - begin)
-    assert slowest < 2  # a hundred times what one takes: a bound on growth, not on speed
+        took = parse_time(bytes(data))
+        for _ in range(5):  # a busy machine's caches are no property of the parser
+            took = took if took < 0.05 else min(took, parse_time(bytes(data)))
+        slowest = max(slowest, took)
+    assert slowest < 0.05
 
 
 @given(st.binary(max_size=400), st.sampled_from([b"", HEAD, b"ld.so-1.7.0\0\1\0\0\0" + bytes(16) + HEAD]))
