@@ -52,6 +52,15 @@ EXIT_CODES = {
     "container-gone": 75,
     "deadline-passed": 76,
     "kernel-too-old": 77,
+    # the engines' configuration
+    "engine-not-found": 90,
+    "engine-config-unreadable": 91,
+    "engine-config-invalid": 92,
+    "engine-config-conflict": 93,
+    "engine-config-not-written": 94,
+    "engine-option-unsupported": 95,
+    "engine-undo-invalid": 96,
+    "engine-restart-failed": 97,
     # the simulator
     "sim-compiler-missing": 80,
     "sim-invalid": 81,
