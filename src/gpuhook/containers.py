@@ -111,6 +111,18 @@ def _collect(folder: str, own: str) -> None:
             pass  # another start was faster, or it is no file of ours
 
 
+def running(state: str, name: str) -> bool:
+    """Whether a container that runs was granted devices."""
+    path = f"{state}/{FOLDER}/{name}.json"
+    if not is_plain(name) or _is_over(path):
+        return False
+    try:
+        data = jsonio.loads(linux.read_file(path, _LIMIT))
+    except (OSError, ValueError):
+        return False  # none of ours, or it has just ended
+    return isinstance(data, dict) and bool(data.get("devices"))
+
+
 def _is_over(path: str) -> bool:
     """Whether the container of a file has ended; so has that of one that can't be read."""
     try:

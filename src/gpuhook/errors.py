@@ -21,6 +21,7 @@ EXIT_CODES = {
     "state-invalid": 23,
     "dev-not-mounted": 24,
     "image-unreadable": 25,
+    "checkpoint-unsupported": 26,
     # what the container asks for
     "device-invalid": 30,
     "device-unknown": 31,

@@ -36,6 +36,10 @@ def main(argv: list[str], prefix: str) -> int:
         command = cmdline.parse(dialect(runtime), argv[1:])
         if command.verb in cmdline.CREATING and not command.asks_help:
             edit(command, settings, distrust, prefix, log)
+        elif command.verb in ("checkpoint", "restore"):
+            from gpuhook import checkpoint  # noqa: PLC0415 - nobody else pays for it
+
+            checkpoint.refuse_gpus(command, settings, config.paths(prefix).state)
         _become(runtime, argv)
     except GpuhookError as error:
         return report(error, command, log)
