@@ -62,6 +62,7 @@ EXIT_CODES = {
     "engine-option-unsupported": 95,
     "engine-undo-invalid": 96,
     "engine-restart-failed": 97,
+    "doctor-problem": 98,
     # the simulator
     "sim-compiler-missing": 80,
     "sim-invalid": 81,

@@ -25,6 +25,7 @@ COMMANDS = {
     ),
     "check": ("gpuhook.cli.check:check", "Say whether a driver meets a requirement such as 'cuda>=12.6'."),
     "info": ("gpuhook.cli.info:info", "Show this host: driver, GPUs, runtime, configuration."),
+    "doctor": ("gpuhook.cli.doctor:doctor", "Say whether a GPU container would work on this host, and if not, why."),
     "list": ("gpuhook.cli.list_:list_", "List the driver's files that containers get, by capability."),
     "config": ("gpuhook.cli.config:config", "Show and check runtime.toml."),
     "record": ("gpuhook.cli.record:record", "Show, remake or remove the record of this host's driver."),

@@ -1,0 +1,167 @@
+"""`gpuhook doctor`: would a container with GPUs work on this host, through which engine, and if not, why."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from gpuhook import engines
+from gpuhook.cli import prefix, render
+from gpuhook.engines import hostcheck
+from gpuhook.engines.host import Host
+from gpuhook.engines.model import Finding, Options
+from gpuhook.errors import GpuhookError
+
+# engine -> the programs by which it is found in PATH, and the directories by which it is found without one
+_SIGNS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "docker": (("dockerd", "docker"), ("/snap/docker/current",)),
+    "containerd": (
+        ("containerd", "k3s", "rke2"),
+        ("/var/lib/rancher/k3s/agent", "/var/lib/rancher/rke2/agent", "/var/snap/microk8s/current/args"),
+    ),
+    "crio": (("crio",), ("/etc/crio",)),
+    "podman": (("podman",), ()),
+}
+_LEVELS = ("problem", "warning", "note", "ok")
+
+
+@click.command(
+    short_help="Say whether a GPU container would work on this host, and if not, why.",
+    epilog="""\b
+Examples:
+  gpuhook doctor
+  gpuhook doctor --engine docker
+  gpuhook doctor --engine containerd --config /etc/containerd/config.toml --runtime-name nvidia
+  gpuhook doctor --json | jq -r '.host[] | select(.level == "problem").message'
+
+Exit status: 0 if a GPU container would work through the engine, without --engine through one at least of those that are
+here; 98 if not (docs/errors.md, doctor-problem). Notes and warnings change nothing of that.
+""",
+)
+@click.option("--engine", type=click.Choice(tuple(engines.NAMES)), help="One engine; else every one that is here.")
+@click.option("--config", "path", metavar="FILE", help="The engine's configuration; else where the engine has it.")
+@click.option("--runtime-name", "name", metavar="NAME", help="The name that gpuhook has in the engine; else gpuhook.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+def doctor(engine: str | None, path: str | None, name: str | None, as_json: bool) -> None:
+    """Say whether a GPU container would work on this host, and if not, why.
+
+    Looks at the kernel, gpuhook's installation, the low-level runtime, driver, nodes and policy, at running containers
+    that have GPUs, and reads each engine's configuration back as the engine would. Changes no configuration.
+    """
+    context = click.get_current_context()
+    if engine is None and (path is not None or name is not None):
+        raise click.UsageError("--config and --runtime-name are of one engine: name it with --engine", context)
+    where, host = prefix(), Host()
+    options = Options(
+        runtime=f"{where}/usr/bin/gpuhook-runtime",
+        hook=f"{where}/usr/bin/gpuhook-hook",
+        config=os.path.abspath(path) if path else "",
+        runtime_name=name or Options.runtime_name,
+    )
+    document = examination(host, where, options, (engine,) if engine else here(host))
+    error = failure(document)
+    document["error"] = render.failure(error) if error else None
+    if as_json:
+        click.echo(render.document(document))
+    else:
+        click.echo("\n".join(lines(document)))
+    if error is not None:
+        raise render.ToldError(error)
+
+
+def here(host: Host) -> tuple[str, ...]:
+    """The engines that are on this host."""
+    return tuple(
+        name
+        for name, (programs, folders) in _SIGNS.items()
+        if any(host.which(program) for program in programs) or any(host.exists(folder) for folder in folders)
+    )
+
+
+def examination(host: Host, where: str, options: Options, names: Sequence[str]) -> dict[str, Any]:
+    """What --json says, but for the error."""
+    found = hostcheck.findings(host, where)
+    if not names:
+        text = "none was found: no docker, containerd, CRI-O or podman in PATH or in the usual places"
+        found += (Finding("note", "engines", text, "`gpuhook configure ENGINE --config FILE` takes one elsewhere"),)
+    parts = []
+    for name in names:
+        own = _engine(host, name, options)
+        why = _first((*found, *own))
+        parts.append(
+            {
+                "engine": name,
+                "works": why is None,
+                "why": why.message if why else "",
+                "findings": [_part(item) for item in own],
+            }
+        )
+    works = any(part["works"] for part in parts) if parts else _first(found) is None
+    return {"works": works, "host": [_part(item) for item in found], "engines": parts}
+
+
+def _engine(host: Host, name: str, options: Options) -> tuple[Finding, ...]:
+    try:
+        return engines.load(name).check(host, options)
+    except GpuhookError as error:
+        return (Finding("problem", error.reference, error.message, error.hint),)
+
+
+def _first(findings: Sequence[Finding]) -> Finding | None:
+    """The first problem."""
+    return next((item for item in findings if item.level == "problem"), None)
+
+
+def _part(item: Finding) -> dict[str, str]:
+    return {"level": item.level, "check": item.check, "message": item.message, "hint": item.hint}
+
+
+def failure(document: dict[str, Any]) -> GpuhookError | None:
+    """The error of a host, or of all its engines; None where a GPU container would work."""
+    if document["works"]:
+        return None
+    problems = [item for item in document["host"] if item["level"] == "problem"]
+    through = "on this host" if problems else f"through {' or '.join(part['engine'] for part in document['engines'])}"
+    problems += [item for part in document["engines"] for item in part["findings"] if item["level"] == "problem"]
+    text = f"a GPU container would not work {through}: {problems[0]['message']}"
+    if len(problems) > 1:
+        text += f" (the first of {len(problems)} problems)"
+    return GpuhookError("doctor-problem", text, problems[0]["hint"])
+
+
+# --- for people -----------------------------------------------------------------------------------------------------
+
+
+def lines(document: dict[str, Any]) -> list[str]:
+    """The findings by where they are of, each with its hint below, and a verdict for each engine."""
+    parts = [("host", document["host"]), *((part["engine"], part["findings"]) for part in document["engines"])]
+    width = max(len(item["check"]) for _, findings in parts for item in findings)
+    shown = []
+    for name, findings in parts:
+        shown.append(render.strong(name))
+        for item in findings:
+            shown += _lines(item, width)
+        shown.append("")
+    if not document["engines"]:
+        shown.append(_verdict("this host", document["works"], next(_messages(document["host"]), "")))
+    return shown + [_verdict(part["engine"], part["works"], part["why"]) for part in document["engines"]]
+
+
+def _messages(findings: list[dict[str, str]]) -> Any:
+    return (item["message"] for item in findings if item["level"] == "problem")
+
+
+def _lines(item: dict[str, str], width: int) -> list[str]:
+    level = item["level"].ljust(len(_LEVELS[0]))
+    colour = {"ok": render.good, "note": render.faint}.get(item["level"], render.bad)
+    found = [f"  {colour(level)}  {item['check'].ljust(width)}  {render.plain(item['message'])}"]
+    margin = " " * (2 + len(level) + 2 + width + 2)
+    hints = item["hint"].split("\n") if item["hint"] else []
+    return found + [f"{margin}{'fix: ' if not at else '     '}{render.plain(hint)}" for at, hint in enumerate(hints)]
+
+
+def _verdict(name: str, works: bool, why: str) -> str:
+    if works:
+        return f"{name}: {render.good('a GPU container would work')}"
+    return f"{name}: {render.bad('a GPU container would not work')}: {render.plain(why)}"

@@ -1,0 +1,194 @@
+"""What `gpuhook doctor` looks at of the driver: record, GPUs, nodes, and the containers that have them now.
+
+Off the hot path. The record is loaded as a start loads it, and made anew where it is out of date.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from gpuhook import config, containers, version
+from gpuhook.config import Config
+from gpuhook.driver import key, nodes, record
+from gpuhook.engines.host import Host
+from gpuhook.engines.model import Finding
+from gpuhook.errors import GpuhookError, shown
+from gpuhook.model import Gpu, Node, Record
+
+_EVERYTHING = ("compute", "graphics", "utility")  # what the driver's common nodes are for
+_MOST = 8  # containers, libraries or nodes that are named
+_NOTE_LIMIT = 1 << 16  # bytes of a container's file
+_OTHERS = 0o006
+_CDI = ("/etc/cdi", "/var/run/cdi", "/run/cdi")  # CDI 0.7 and 1.0, container-device-interface/SPEC.md
+_CDI_VERSION = re.compile(r"/lib(?:cuda|nvidia-ml)\.so\.(\d{2,4}\.\d{1,4}(?:\.\d{1,4})?)\b", re.ASCII)
+_REFRESH = "`gpuhook record refresh` tells what is different now"
+
+
+def findings(host: Host, settings: Config, prefix: str) -> Iterator[Finding]:
+    """All of the driver's findings, and those of running containers."""
+    try:
+        known = record.load(settings, prefix)
+    except GpuhookError as error:
+        yield Finding("problem", "driver", error.message, error.hint)
+        yield from granted(settings, prefix, None)
+        return
+    in_proc, in_sys = key.loaded_version(settings)
+    loaded = in_sys.strip() or known.driver
+    cuda = version.text(known.cuda) + (" (assumed from the branch)" if known.cuda_assumed else "")
+    which = "its libraries are of the same version" if loaded == known.driver else f"libraries of {known.driver}"
+    source = "" if in_proc else ", by /sys alone"
+    text = f"module {shown(loaded)[1:-1]} is loaded{source}, {which}, CUDA up to {cuda}, {len(known.files)} files"
+    yield Finding("ok", "driver", text)
+    stored = record.read(config.paths(prefix).state)
+    if stored is None or stored.record != known:
+        yield Finding("note", "record", "the driver's record is not stored: each start makes it anew", _cure(settings))
+    else:
+        yield Finding("ok", "record", f"{known.id} fits this host")
+        if stored.left_out:
+            path, reason = stored.left_out[0]
+            more = f", and {len(stored.left_out) - 1} more" if len(stored.left_out) > 1 else ""
+            text = f"no container gets {shown(path)[1:-1]}: {shown(reason)[1:-1]}{more}"
+            yield Finding("note", "files", text, "`gpuhook list` names all of them")
+    yield from _gpus(known)
+    yield from _nodes(host, settings, known, has_containers=bool(running(prefix)))
+    yield from granted(settings, prefix, known)
+    yield from cdi(host, known)
+
+
+def _cure(settings: Config) -> str:
+    """What lets the record be stored."""
+    if os.geteuid() != 0:
+        return "root's starts store it; `sudo gpuhook record refresh` does so now"
+    return "see that /run is writable and /run/gpuhook is root's alone" if settings else ""
+
+
+# --- GPUs and their nodes -----------------------------------------------------------------------------------------
+
+
+def _gpus(known: Record) -> Iterator[Finding]:
+    well = [gpu for gpu in known.gpus if not gpu.error]
+    for gpu in known.gpus:
+        if gpu.error:
+            text = f"{_name(gpu)} does not answer: {shown(gpu.error)[1:-1]}"
+            hint = "look for NVRM and Xid lines in dmesg; a reset of the GPU or a reboot brings it back"
+            yield Finding("warning", "gpu", text, hint)
+    if well:
+        kinds = ", ".join(dict.fromkeys([shown(gpu.name)[1:-1] for gpu in well]))
+        parts = sum(len(gpu.migs) for gpu in well)
+        divided = f", {parts} MIG devices" if any(gpu.mig for gpu in well) else ""
+        yield Finding("ok", "gpus", f"{len(well)}{divided}: {kinds}")
+    else:
+        text = "the driver has no GPU that answers" if known.gpus else "the driver has found no GPU"
+        hint = "see `lspci -d 10de:` and the NVRM lines in dmesg"
+        yield Finding("problem", "gpus", text, hint)
+
+
+def _name(gpu: Gpu) -> str:
+    return f"GPU {gpu.index} ({shown(gpu.bus_id or gpu.uuid)[1:-1]})"
+
+
+def _nodes(host: Host, settings: Config, known: Record, *, has_containers: bool) -> Iterator[Finding]:
+    """The nodes, looked for as a start does; those that a container can do without are noted."""
+    found: list[Node] = []
+    try:
+        found += nodes.control(settings, _EVERYTHING)
+        found += nodes.of_gpus(settings, tuple(gpu for gpu in known.gpus if not gpu.error))
+    except GpuhookError as error:
+        yield Finding("problem", "nodes", error.message, error.hint)
+        return
+    yield Finding("ok", "nodes", f"{len(found)} device nodes, with the numbers of /proc/devices")
+    paths = {node.path for node in found}
+    if "/dev/nvidia-modeset" not in paths:
+        text = "/dev/nvidia-modeset is not there: containers do without; only displays need it"
+        yield Finding("note", "modeset", text, "`nvidia-modprobe -m` as root makes it")
+    closed = [node for node in found if node.mode & _OTHERS != _OTHERS]
+    if closed:
+        one = closed[0]
+        text = f"{_some([node.path for node in closed])}: mode {one.mode:04o}, group {one.gid}: not open to others"
+        hint = (
+            "rootless containers, and users other than root in one, need NVreg_DeviceFileMode=0666, the driver's default,"
+            " or the group (podman: --group-add keep-groups)"
+        )
+        yield Finding("warning", "node-modes", text, hint)
+    yield from _links(host, found, has_containers=has_containers)
+
+
+def _links(host: Host, found: list[Node], *, has_containers: bool) -> Iterator[Finding]:
+    """What systemd and some versions of runc find a device by."""
+    missing = [path for node in found if not os.path.exists(host.real(path := f"/dev/char/{node.major}:{node.minor}"))]
+    if not missing:
+        yield Finding("ok", "device-links", "/dev/char has a link of each node: device rules survive daemon-reload")
+    elif has_containers:
+        text = f"{_some(missing)} missing: containers with GPUs may lose them at the next `systemctl daemon-reload`"
+        yield Finding("warning", "device-links", text, "the next start of a container with GPUs makes the links")
+    else:
+        text = f"{_some(missing)} missing: gpuhook-runtime makes them when a container gets GPUs"
+        yield Finding("note", "device-links", text)
+
+
+# --- containers that have GPUs --------------------------------------------------------------------------------------
+
+
+def running(prefix: str) -> list[dict[str, Any]]:
+    """What is written down of the containers that were granted devices and run now."""
+    state = config.paths(prefix).state
+    folder = f"{state}/{containers.FOLDER}"
+    try:
+        names = sorted(name[:-5] for name in os.listdir(folder) if name.endswith(".json"))
+    except OSError:
+        return []
+    items: list[Any] = [
+        config.read_own(folder, f"{name}.json", _NOTE_LIMIT) for name in names if containers.running(state, name)
+    ]
+    return [item for item in items if isinstance(item, dict) and isinstance(item.get("id"), str)]
+
+
+def granted(settings: Config, prefix: str, known: Record | None) -> Iterator[Finding]:
+    """Containers that were granted GPUs: whether the driver is still that of their grant."""
+    items = running(prefix)
+    if not items:
+        yield Finding("ok", "containers", "none that runs has GPUs of gpuhook's")
+        return
+    counted = f"{len(items)} running" if len(items) > 1 else "1 running"
+    driver = known.driver if known is not None else key.loaded_version(settings)[1].strip()
+    stale = [item for item in items if driver and item.get("driver") != driver]
+    if stale:
+        now = shown(driver)[1:-1]
+        versions = ", ".join(dict.fromkeys([shown(item.get("driver"))[1:-1] for item in stale]))
+        text = f"{_ids(stale)} got the files of driver {versions}, and now {now} is loaded: their GPUs do not work"
+        yield Finding("warning", "containers-stale", text, "start these containers anew")
+    older = [item for item in items if item not in stale and known is not None and item.get("record") != known.id]
+    if older:
+        text = f"since {_ids(older)} started, the driver's files, the GPUs or the configuration changed"
+        yield Finding("note", "containers-older", text, _REFRESH)
+    if not stale and not older:
+        yield Finding("ok", "containers", f"{counted} with GPUs, all of the driver as it is now")
+
+
+def _ids(items: list[dict[str, Any]]) -> str:
+    names = [shown(item["id"])[1:-1] for item in items]
+    return f"{'container' if len(names) == 1 else 'containers'} {_some([name[:12] for name in names])}"
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
+    return ", ".join(names[:_MOST]) + more
+
+
+# --- specifications for CDI that others made -------------------------------------------------------------------------
+
+
+def cdi(host: Host, known: Record) -> Iterator[Finding]:
+    """CDI specifications for NVIDIA's GPUs name files by the driver's version: those of a driver that is gone fail."""
+    for folder in _CDI[:2] if os.path.realpath(host.real(_CDI[2])) == os.path.realpath(host.real(_CDI[1])) else _CDI:
+        for path in (*host.glob(f"{folder}/*.yaml"), *host.glob(f"{folder}/*.yml"), *host.glob(f"{folder}/*.json")):
+            try:
+                text = host.read(path) or ""
+            except GpuhookError:
+                continue
+            named = sorted(set(_CDI_VERSION.findall(text)))
+            if "nvidia.com/" in text and named and known.driver not in named:
+                found = f"{path} is for driver {', '.join(named)}, and {known.driver} is loaded: what uses it fails"
+                hint = "make it anew by the program that made it (`nvidia-ctk cdi generate`), or remove it"
+                yield Finding("warning", "cdi", found, hint)

@@ -1,0 +1,297 @@
+"""What `gpuhook doctor` looks at on the host: kernel, gpuhook's installation, low-level runtime, cgroups, policy.
+
+Off the hot path. Nothing is changed but what each start changes too: the compiled runtime.toml, the driver's record.
+Every check is the code that a start goes through, or reads what that code wrote. A check that can't be made gives a
+finding, never an exception.
+"""
+
+import errno
+import os
+import re
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from importlib.util import MAGIC_NUMBER
+
+from gpuhook import __version__, config, linux, shim, version
+from gpuhook.config import Config
+from gpuhook.engines import drivercheck, neighbours
+from gpuhook.engines.host import Host
+from gpuhook.engines.model import Finding
+from gpuhook.errors import GpuhookError, shown
+
+LAUNCHERS = ("gpuhook-runtime", "gpuhook-hook", "gpuhook")
+_LIBRARY = ("gpuhook-shim", "shim.bundle", "hook.bundle")  # what the launchers open, in the folder of the version
+_NAMES_VERSION = re.compile(rb"/usr/lib/gpuhook/([0-9a-z.+~]+)")
+_PYTHON = "/usr/bin/python3"  # what all launchers start
+_OLDEST_PYTHON = (3, 11)
+_AT_FDCWD = -100
+# runc 1.1.3 took device rules to systemd by /dev/char alone and dropped those without a link there; 1.1.7 looks at the
+# numbers (runc's change log, issues 3671 and 3708)
+_LINKS_NEEDED = ((1, 1, 3), (1, 1, 7))
+
+
+def findings(host: Host, prefix: str) -> tuple[Finding, ...]:
+    """All of the host's findings, in the order in which a start meets them. `prefix` is gpuhook's installation."""
+    found = [*_kernel(), *_installation(prefix), *_python(host)]
+    settings, broken = _settings(prefix)
+    found += [broken, *_runtime(host, settings, prefix)]
+    if broken.level != "problem":  # whose roots would be looked at is not known
+        found += [*drivercheck.findings(host, settings, prefix), *policy(settings)]
+    return (*found, *_cgroups(host), *_security(host), *neighbours.findings(host, settings, prefix))
+
+
+# --- the kernel ---------------------------------------------------------------------------------------------------
+
+
+def _kernel() -> Iterator[Finding]:
+    """Each system call is made with arguments that do nothing."""
+    release = os.uname().release
+    refused, missing = [], []
+    for name, call in _CALLS:
+        try:
+            call()
+        except GpuhookError as error:
+            missing.append((name, error))
+        except OSError as error:
+            if error.errno == errno.EPERM and (config.is_host_root() or name == "openat2"):
+                refused.append(name)
+    fatal = [error for name, error in missing if name != "mount_setattr"]
+    if fatal:
+        yield Finding("problem", "kernel", fatal[0].message, fatal[0].hint)
+    elif refused:
+        text = f"Linux {release} refuses {', '.join(refused)} with EPERM, as a seccomp filter does"
+        yield Finding("problem", "kernel", text, "let the sandbox around gpuhook and the engine permit these calls")
+    elif missing:
+        text = f"Linux {release} has no mount_setattr (5.12): mounts get their flags by the older way, which works"
+        yield Finding("note", "kernel", text)
+    else:
+        yield Finding("ok", "kernel", f"Linux {release} has every system call that gpuhook uses")
+
+
+def _try_openat2() -> None:
+    os.close(linux.openat2(_AT_FDCWD, "/", linux.O_PATH, linux.RESOLVE_IN_ROOT))
+
+
+def _try_open_tree() -> None:
+    os.close(linux.open_tree(_AT_FDCWD, "/", 0))
+
+
+def _try_fsopen() -> None:
+    os.close(linux.fsopen("tmpfs"))
+
+
+_CALLS: tuple[tuple[str, Callable[[], None]], ...] = (
+    ("openat2", _try_openat2),
+    ("open_tree", _try_open_tree),
+    ("move_mount", lambda: linux.move_mount(-1, -1)),
+    ("fsopen", _try_fsopen),
+    ("mount_setattr", lambda: linux.mount_setattr(-1, 0, 0)),
+)
+
+
+# --- gpuhook's own ------------------------------------------------------------------------------------------------
+
+
+def _installation(prefix: str) -> Iterator[Finding]:
+    wrong = [text for name in LAUNCHERS for text in _launcher(f"{prefix}/usr/bin/{name}")]
+    library = f"{prefix}/usr/lib/gpuhook/{__version__}"
+    for path in (library, *(f"{library}/{name}" for name in _LIBRARY)):
+        wrong += _not_ours(path)
+    if wrong:
+        yield Finding("problem", "installation", wrong[0], "install gpuhook again, from its package or scripts/install")
+        return
+    yield Finding("ok", "installation", f"gpuhook {__version__}: programs in {prefix}/usr/bin, root's alone")
+    old = [name for name in _LIBRARY[1:] if not _starts_with(f"{library}/{name}", MAGIC_NUMBER)]
+    if old and os.path.realpath(sys.executable) == os.path.realpath(_PYTHON):
+        text = f"{', '.join(old)} were made for another version of Python: each start takes longer"
+        yield Finding("note", "bundles", text, "install gpuhook again, which makes them for this Python")
+
+
+def _launcher(path: str) -> list[str]:
+    """What is wrong with a program of gpuhook's."""
+    wrong = _not_ours(path)
+    if wrong:
+        return wrong
+    if not os.access(path, os.X_OK):
+        return [f"{path} is not executable"]
+    with open(path, "rb") as file:
+        named = {item.decode() for item in _NAMES_VERSION.findall(file.read(1 << 16))}
+    if named != {__version__}:
+        return [f"{path} is of version {', '.join(sorted(named)) or 'unknown'}, this command of {__version__}"]
+    return []
+
+
+def _not_ours(path: str) -> list[str]:
+    """What is wrong with who owns a file and the way to it, and who may write there: the rule of runtime.toml."""
+    try:
+        real = os.path.realpath(path, strict=True)
+    except OSError as error:
+        return [f"{path}: {error.strerror}"]
+    while True:
+        found = os.lstat(real)
+        sticky = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
+        if not config.is_own(found.st_uid):
+            return [f"{path}: {real} belongs to user {found.st_uid}, who could exchange what root runs"]
+        if not config.trusted(found) and not sticky:
+            mode = stat.S_IMODE(found.st_mode)
+            return [f"{path}: {real} may be written by others (mode {mode:04o}), who could exchange what root runs"]
+        if real == "/":
+            return []
+        real = os.path.dirname(real)
+
+
+def _starts_with(path: str, magic: bytes) -> bool:
+    with open(path, "rb") as file:
+        return file.read(len(magic)) == magic
+
+
+def _python(host: Host) -> Iterator[Finding]:
+    said = host.ask(_PYTHON, "-ISc", "import sys; print(*sys.version_info[:3], sep='.')")
+    found = version.parse((said or "").strip())
+    if found is None:
+        hint = "install python3: without it a container that may ask for a GPU does not start"
+        yield Finding("problem", "python", f"{_PYTHON} is not there, or does not run", hint)
+    elif found < _OLDEST_PYTHON:
+        wanted = version.text(_OLDEST_PYTHON)
+        text = f"{_PYTHON} is Python {version.text(found)}, and gpuhook needs {wanted} or newer"
+        yield Finding("problem", "python", text, f"make {_PYTHON} a Python of version {wanted} or newer")
+    else:
+        yield Finding("ok", "python", f"{_PYTHON} is Python {version.text(found)}")
+
+
+def _settings(prefix: str) -> tuple[Config, Finding]:
+    """The configuration in force, or the defaults, and what is to be said of the file."""
+    path = config.paths(prefix).config
+    try:
+        settings = config.load(prefix)
+    except GpuhookError as error:
+        return config.defaults(), Finding("problem", "configuration", error.message, error.hint)
+    there = os.path.lexists(path)
+    text = f"{path} is valid, and root's alone" if there else f"{path} is not there: the defaults hold"
+    return settings, Finding("ok", "configuration", text)
+
+
+def _runtime(host: Host, settings: Config, prefix: str) -> Iterator[Finding]:
+    """The low-level runtime, found as the shim finds it."""
+    own = f"{prefix}/usr/bin/gpuhook-runtime"
+    itself = [path for path in _named(host, settings.low_level) if _same(path, own)]
+    passed = f"{', '.join(itself)} is gpuhook itself and is passed over" if itself else ""
+    try:
+        found = shim.low_level(settings.low_level, own)
+    except GpuhookError as error:
+        text = f"{error.message}; {passed}" if passed else error.message
+        yield Finding("problem", "runtime", text, error.hint)
+        return
+    said = host.ask(found, "--version")
+    first = (said or "").partition("\n")[0].strip()
+    if not first:
+        hint = "see what it says to --version; another can be named as low-level in runtime.toml"
+        yield Finding("problem", "runtime", f"{found} does not say its version: it does not run here", hint)
+        return
+    yield Finding("ok", "runtime", f"{found}: {shown(first)[1:-1]}")
+    if passed:
+        yield Finding("note", "runtime-itself", f"{passed}: {found} is run")
+    numbers = version.parse_loose(first.rpartition(" ")[2])
+    low, high = _LINKS_NEEDED
+    if shim.dialect(found) == "runc" and low <= numbers[:3] < high:
+        text = (
+            f"runc {version.text(numbers)} drops the rule of a device that has no link in /dev/char;"
+            " gpuhook-runtime makes the links at each start"
+        )
+        yield Finding("note", "runtime-bug", text, "runc 1.1.7 or newer has no need of them")
+
+
+def _named(host: Host, candidates: tuple[str, ...]) -> list[str]:
+    """The paths that the candidates could mean."""
+    folders = [folder for folder in host.environ.get("PATH", "").split(":") if folder.startswith("/")]
+    paths = [path for name in candidates for path in ([name] if "/" in name else [f"{at}/{name}" for at in folders])]
+    return list(dict.fromkeys(paths))
+
+
+def _same(path: str, other: str) -> bool:
+    try:
+        return os.path.samefile(path, other)
+    except OSError:
+        return False
+
+
+# --- policy -------------------------------------------------------------------------------------------------------
+
+
+def policy(settings: Config) -> Iterator[Finding]:
+    """Who may ask for GPUs, in words; and the requirement policy."""
+    by_mounts = settings.accept_devices_as_volume_mounts
+    ways = ["volume mounts"] * by_mounts + ["annotations"] * bool(settings.annotation_prefixes)
+    if settings.accept_env_when_unprivileged:
+        also = f"; also by {' and '.join(ways)}" if ways else ""
+        text = f"every container may ask for every GPU by its environment, which its image can set{also}"
+        hint = "where a scheduler hands out GPUs: `gpuhook configure ENGINE --privileged-only`" if by_mounts else ""
+        yield Finding("note" if by_mounts else "ok", "policy", text, hint)
+    elif ways:
+        text = f"unprivileged containers ask by {' or '.join(ways)} alone, privileged ones by their environment too"
+        yield Finding("ok", "policy", text)
+    else:
+        yield Finding(
+            "warning",
+            "policy",
+            "only privileged containers can ask for GPUs: the environment of others does not count, and no other way"
+            " is open",
+            "set request.accept-devices-as-volume-mounts = true in runtime.toml, as a device plugin needs it",
+        )
+    if settings.policy in ("warn", "off"):
+        what = "only logged" if settings.policy == "warn" else "not looked at"
+        text = f"requirement.policy is {settings.policy}: that an image needs a newer driver is {what}"
+        yield Finding("note", "requirement-policy", text)
+
+
+# --- what is around ------------------------------------------------------------------------------------------------
+
+
+def _cgroups(host: Host) -> Iterator[Finding]:
+    systemd = host.exists("/run/systemd/system")
+    if host.exists("/sys/fs/cgroup/cgroup.controllers"):
+        text = "version 2: the runtime turns the spec's device rules into a BPF program"
+        if host.uid != 0:
+            text = "version 2, and rootless: no device rules; the nodes that are mounted are what can be opened"
+        yield Finding("ok", "cgroup", text)
+    elif host.exists("/sys/fs/cgroup/devices"):
+        hybrid = " (version 2 beside it, without the controllers)" if host.exists("/sys/fs/cgroup/unified") else ""
+        yield Finding("ok", "cgroup", f"version 1{hybrid}: the runtime writes the spec's rules into the devices group")
+    else:
+        text = "neither version 2 nor the devices controller of version 1 is mounted at /sys/fs/cgroup"
+        yield Finding("warning", "cgroup", text, "mount cgroups as the engine needs them, or nothing guards devices")
+    if systemd:
+        text = "runs: after daemon-reload it applies the device rules that the spec has, so GPUs stay"
+        yield Finding("ok", "systemd", text)
+    else:
+        yield Finding("ok", "systemd", "does not run here: nothing applies device rules anew")
+
+
+def _security(host: Host) -> Iterator[Finding]:
+    if _text(host, "/sys/fs/selinux/enforce") == "1":
+        hint = "setsebool -P container_use_devices on; or for one container --security-opt label=disable"
+        text = "enforcing: a confined container opens the driver's nodes only where the policy lets it"
+        yield Finding("note", "selinux", text, hint)
+    if _text(host, "/sys/module/apparmor/parameters/enabled").upper() == "Y":
+        yield Finding("ok", "apparmor", "on: the engines' default profiles let containers open device nodes")
+    inside = _text(host, "/run/systemd/container") or _container_of_init(host)
+    if inside:
+        text = f"this host is itself a container ({shown(inside)[1:-1]}): only nodes that are here can be given"
+        yield Finding("note", "nested", text)
+
+
+def _text(host: Host, path: str) -> str:
+    """A small file of the kernel's or systemd's, stripped; empty where it can't be read."""
+    try:
+        return linux.read_file(host.real(path), 1 << 16).decode("utf-8", "replace").strip()
+    except OSError:
+        return ""
+
+
+def _container_of_init(host: Host) -> str:
+    """The kind of container that init was told to run in (systemd's container interface); LXC says it this way."""
+    for entry in _text(host, "/proc/1/environ").split("\0"):
+        if entry.startswith("container="):
+            return entry[10:]
+    return ""

@@ -1,0 +1,115 @@
+"""What `gpuhook doctor` looks at beside gpuhook: NVIDIA's container toolkit, and gpuhook's own log.
+
+Off the hot path.
+"""
+
+import calendar
+import os
+import re
+import time
+from collections.abc import Iterator
+
+from gpuhook import config
+from gpuhook.config import Config
+from gpuhook.engines.host import Host
+from gpuhook.engines.model import Finding
+from gpuhook.errors import GpuhookError, shown
+
+_PROGRAMS = (
+    "nvidia-container-runtime",
+    "nvidia-container-runtime-hook",
+    "nvidia-container-toolkit",
+    "nvidia-container-cli",
+    "nvidia-ctk",
+)
+_NAMED = re.compile(r"nvidia-container-(?:runtime(?:-hook)?|toolkit)\b", re.ASCII)
+_HOOKS = ("/usr/share/containers/oci/hooks.d/*.json", "/etc/containers/oci/hooks.d/*.json")
+# engine -> files in which a runtime of NVIDIA's may be named
+_CONFIGURATIONS = {
+    "docker": ("/etc/docker/daemon.json", "/var/snap/docker/current/config/daemon.json"),
+    "containerd": ("/etc/containerd/config.toml", "/etc/containerd/conf.d/*.toml", "/etc/containerd/config.d/*.toml"),
+    "crio": ("/etc/crio/crio.conf", "/etc/crio/crio.conf.d/*"),
+    "podman": ("/etc/containers/containers.conf", "/etc/containers/containers.conf.d/*.conf"),
+}
+_TAIL = 1 << 16  # bytes of the log that are looked at
+_RECENT = 3600  # seconds
+_LINE = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\.\d{3}Z error (\S+) (.*)", re.ASCII)
+
+
+def findings(host: Host, settings: Config, prefix: str) -> Iterator[Finding]:
+    """The neighbours' findings and the log's."""
+    yield from toolkit(host)
+    yield from log(settings, prefix)
+
+
+# --- NVIDIA's container toolkit -------------------------------------------------------------------------------------
+
+
+def toolkit(host: Host) -> Iterator[Finding]:
+    """Whether NVIDIA's container toolkit is here too, and who uses it."""
+    programs = [name for name in _PROGRAMS if host.which(name) is not None]
+    hooks = [path for pattern in _HOOKS for path in host.glob(pattern) if _NAMED.search(_text(host, path))]
+    uses = {
+        engine: [path for pattern in patterns for path in host.glob(pattern) if _NAMED.search(_text(host, path))]
+        for engine, patterns in _CONFIGURATIONS.items()
+    }
+    if not programs and not hooks and not any(uses.values()):
+        yield Finding("ok", "toolkit", "NVIDIA's container toolkit is not here")
+        return
+    if programs:
+        text = f"NVIDIA's container toolkit is here too: {', '.join(programs)}"
+        if host.which("nvidia-container-runtime-hook") is not None:
+            text += "; `docker run --gpus` takes its hook, which gpuhook-runtime replaces by its own"
+        yield Finding("note", "toolkit", text)
+    for path in hooks:
+        text = (
+            f"{path} gives each container that asks for GPUs NVIDIA's hook; in those that go through gpuhook-runtime"
+            " gpuhook's takes its place"
+        )
+        yield Finding("note", "toolkit-hook", text, "remove that file if all shall go through gpuhook")
+    for engine, paths in uses.items():
+        for path in paths:
+            text = f"{path} names NVIDIA's runtime: containers of {engine} that ask for it by its name go there"
+            hint = f"`gpuhook configure {engine} --runtime-name nvidia` takes the name over"
+            yield Finding("note", "toolkit-runtime", text, hint)
+
+
+def _text(host: Host, path: str) -> str:
+    """A configuration file, without its comments; empty where it can't be read, which is the engine's own finding."""
+    try:
+        text = host.read(path) or ""
+    except GpuhookError:
+        return ""
+    return "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
+
+
+# --- the log -------------------------------------------------------------------------------------------------------
+
+
+def log(settings: Config, prefix: str) -> Iterator[Finding]:
+    """Whether gpuhook's log can be read, and its last error of the last hour."""
+    path = config.log_path(settings, prefix)
+    if not path:
+        yield Finding("note", "log", "there is none: runtime.toml says so (log.file)")
+        return
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - _TAIL, 0))
+            lines = file.read(_TAIL).decode("utf-8", "replace").splitlines()
+    except FileNotFoundError:
+        yield Finding("ok", "log", f"{path}: nothing was logged yet")
+        return
+    except OSError as error:
+        yield Finding("note", "log", f"{path} can't be read: {error.strerror}", "run this as root")
+        return
+    yield Finding("ok", "log", path)
+    for line in reversed(lines):
+        match = _LINE.fullmatch(line)
+        if match is None:
+            continue
+        age = time.time() - calendar.timegm(time.strptime(match[1], "%Y-%m-%dT%H:%M:%S"))
+        if 0 <= age <= _RECENT:
+            text = f"{int(age // 60)} min ago, container {shown(match[2], 64)[1:-1]}: {shown(match[3], 400)[1:-1]}"
+            yield Finding("note", "last-error", text)
+        return
