@@ -82,6 +82,14 @@ class World:
         self.configure(low_level + "[driver]\n" + "".join(f'{key} = "{driver}"\n' for key in ROOTS) + more)
 
 
+def lay_out(installed: Path, path: Path) -> World:
+    """A world at `path`: the installed programs, the shipped configuration, an empty state."""
+    (path / "etc/gpuhook").mkdir(parents=True)
+    (path / "usr").symlink_to(installed / "usr")
+    shutil.copy(installed / "etc/gpuhook/runtime.toml", path / "etc/gpuhook/runtime.toml")
+    return World(path)
+
+
 @pytest.fixture(scope="session")
 def place() -> Iterator[Path]:
     """A folder for what a run makes once. Everybody may enter it, which pytest's own do not allow: NVML's helper is
@@ -114,11 +122,7 @@ def new_world(installed: Path, folder: Path) -> Callable[[str], World]:
     """Makes worlds: the installed programs, the shipped configuration, an empty state."""
 
     def make(name: str) -> World:
-        path = folder / name
-        (path / "etc/gpuhook").mkdir(parents=True)
-        (path / "usr").symlink_to(installed / "usr")
-        shutil.copy(installed / "etc/gpuhook/runtime.toml", path / "etc/gpuhook/runtime.toml")
-        return World(path)
+        return lay_out(installed, folder / name)
 
     return make
 
