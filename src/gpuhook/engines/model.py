@@ -92,12 +92,14 @@ class Restart:
 
 @dataclass(frozen=True)
 class Proposal:
-    """What configuring an engine comes to. `notes`: sentences for the person, none ends with a full stop."""
+    """What configuring an engine comes to. `notes`: sentences for the person, none ends with a full stop.
+    `undo_restart`: what makes the engine forget it again, where `restart` does not."""
 
     engine: str
     files: tuple[FileEdit, ...]
     restart: Restart
     notes: tuple[str, ...] = field(default=())
+    undo_restart: Restart | None = None
 
 
 @dataclass(frozen=True)

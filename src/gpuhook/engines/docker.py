@@ -1,0 +1,207 @@
+"""docker: gpuhook as one of the runtimes in dockerd's daemon.json. Off the hot path.
+
+What dockerd does with its file is stated from Docker 20.10.24 as it ran, and from Docker's own documentation:
+a reload (SIGHUP) reads `runtimes` and `default-runtime` anew, the CDI driver is registered at the start alone, and
+runtimes of the command line (`--add-runtime`) are forgotten by a reload until the next start. A reload does not notice
+that `runtimes` or `default-runtime` is gone from the file, and 20.10 crashes in one where the runtime goes that is its
+default: what was configured is taken back by a start.
+"""
+
+import json
+import os
+import re
+from typing import Any
+
+import jsonschema
+
+from gpuhook.engines import dockerd, jsontext
+from gpuhook.engines.dockerd import Place
+from gpuhook.engines.host import Host
+from gpuhook.engines.model import FileEdit, Options, Proposal, Restart, Set, Step
+from gpuhook.errors import GpuhookError, shown
+
+_RESERVED = ("runc", "io.containerd.")  # dockerd's own; a name that begins with the second is a containerd shim's
+_CDI_SINCE, _CDI_ALWAYS_SINCE = (25, 0), (28, 3)  # Docker's release notes
+_KINDS = {"object": "an object {...}", "array": "a list [...]", "string": "a string", "boolean": "true or false"}
+
+
+def propose(host: Host, options: Options) -> Proposal:
+    """gpuhook under `runtimes` of the file that this host's dockerd reads.
+
+    GpuhookError `engine-not-found`, `engine-config-unreadable`, `engine-config-invalid`, `engine-config-conflict`
+    (dockerd refuses a key that its command line sets too) or `engine-option-unsupported`.
+    """
+    _supported(options)
+    place = dockerd.find(host, options.config)
+    document, text = load(host, place.path)
+    steps: list[Step] = [Set(("runtimes", options.runtime_name), _entry(document, options))]
+    if options.default_runtime:
+        steps.append(Set(("default-runtime",), options.runtime_name))
+    if options.cdi:
+        steps.append(Set(("features", "cdi"), True))
+    _refuse_conflicts(place, text, document, steps)
+    notes = (*place.notes, *_kind_notes(place), *_notes(document, options))
+    if options.cdi:
+        notes += _cdi_notes(dockerd.version(host))
+    return Proposal(
+        "docker",
+        (FileEdit(place.path, "json", tuple(steps)),),
+        _restart(host, place, document, "CDI is set up" if options.cdi else ""),
+        notes,
+        undo_restart=_restart(host, place, document, "dockerd forgets a runtime"),
+    )
+
+
+def load(host: Host, path: str) -> tuple[dict[str, Any], str]:
+    """A daemon.json as (document, text); a file that is not there is empty.
+
+    GpuhookError `engine-config-unreadable`, or `engine-config-invalid` with file and line.
+    """
+    text = host.read(path) or ""
+    document = jsontext.parse(path, text)
+    validate(path, text, document)
+    return document, text
+
+
+def validate(path: str, text: str, document: dict[str, Any]) -> None:
+    """GpuhookError `engine-config-invalid` with file and line where a key has a type that dockerd can't read."""
+    with open(os.path.join(os.path.dirname(__file__), "docker-schema.json"), encoding="utf-8") as file:
+        validator = jsonschema.Draft202012Validator(json.load(file))
+    errors = sorted(validator.iter_errors(document), key=lambda error: [str(key) for key in error.absolute_path])
+    if not errors:
+        return
+    keys = [str(key) for key in errors[0].absolute_path]
+    named = [key for key in errors[0].absolute_path if isinstance(key, str)]
+    wanted = [_KINDS[kind] for kind in errors[0].validator_value if kind in _KINDS]
+    if isinstance(errors[0].validator_value, str):
+        wanted = [_KINDS[errors[0].validator_value]]
+    raise GpuhookError(
+        "engine-config-invalid",
+        f"{_at(path, text, tuple(named))}: `{'.'.join(keys)}` must be {' or '.join(wanted)} for dockerd, "
+        f"and is {shown(json.dumps(errors[0].instance))}",
+        "correct that line; nothing was changed",
+    )
+
+
+def _at(path: str, text: str, keys: tuple[str, ...]) -> str:
+    """`file:line` of a key."""
+    line = jsontext.line_of(text, keys)
+    return f"{path}:{line}" if line else path
+
+
+def _supported(options: Options) -> None:
+    if options.drop_in is not None:
+        raise GpuhookError(
+            "engine-option-unsupported",
+            "dockerd reads one file and no drop-in files",
+            "leave --drop-in out: the entry goes into daemon.json, and `gpuhook unconfigure docker` takes it out again",
+        )
+    if options.hook_only:
+        raise GpuhookError(
+            "engine-option-unsupported",
+            "dockerd has no folder of OCI hooks; a container gets gpuhook's by its runtime",
+            "leave --hook-only out",
+        )
+    name = options.runtime_name
+    if name.startswith(_RESERVED[1]) or name == _RESERVED[0]:
+        raise GpuhookError(
+            "engine-option-unsupported",
+            f"dockerd reserves the runtime name {shown(name)} for itself",
+            "name another one: --runtime-name gpuhook",
+        )
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", name):
+        raise GpuhookError(
+            "engine-option-unsupported",
+            f"{shown(name)} can't be the name of a runtime",
+            "a name has letters, digits and . _ - alone, and begins with a letter or digit: --runtime-name gpuhook",
+        )
+
+
+def _entry(document: dict[str, Any], options: Options) -> dict[str, Any]:
+    """What the runtime's entry shall be. One of another program is replaced as a whole, since its arguments or shim
+    options are not gpuhook's; one that is gpuhook's already keeps what a person added."""
+    there = runtimes(document).get(options.runtime_name)
+    if isinstance(there, dict) and there.get("path") == options.runtime and not there.get("runtimeType"):
+        return there
+    return {"path": options.runtime}
+
+
+def runtimes(document: dict[str, Any]) -> dict[str, Any]:
+    """`runtimes`; null is as good as none for dockerd."""
+    return document.get("runtimes") or {}
+
+
+def _notes(document: dict[str, Any], options: Options) -> tuple[str, ...]:
+    notes: tuple[str, ...] = ()
+    name = options.runtime_name
+    there = runtimes(document).get(name)
+    if there and _entry(document, options) != there:
+        was = there.get("path") or there.get("runtimeType") or "nothing"
+        notes += (f"the runtime {shown(name)} is {shown(was)} now, and is again after `gpuhook unconfigure docker`",)
+    default = document.get("default-runtime") or "runc"
+    if not options.default_runtime and default != name:
+        notes += (f"a container gets its GPUs with `docker run --runtime {name}`; --default-runtime does without",)
+    return notes
+
+
+def _kind_notes(place: Place) -> tuple[str, ...]:
+    if place.kind != "snap":
+        return ()
+    return (
+        "docker is a snap here: its confinement lets dockerd run no program from outside of the snap, so containers "
+        "with this runtime will not start; install Docker's or the distribution's package instead",
+    )
+
+
+def _cdi_notes(version: tuple[int, int] | None) -> tuple[str, ...]:
+    if version is None:
+        return ("dockerd knows CDI since version 25.0; which version this host's has can't be told",)
+    text = f"{version[0]}.{version[1]}"
+    if version < _CDI_SINCE:
+        return (f"this host's dockerd {text} has no CDI and ignores `features.cdi`; 25.0 is the first that has it",)
+    if version >= _CDI_ALWAYS_SINCE:
+        return (f"this host's dockerd {text} has CDI on without `features.cdi`",)
+    return ()
+
+
+def _refuse_conflicts(place: Place, text: str, document: dict[str, Any], steps: list[Step]) -> None:
+    """dockerd does not start with a key both in its file and on its command line (but for `runtimes`: those add up)."""
+    for key, flag in (("default-runtime", "default-runtime"), ("features", "feature")):
+        if not any(step.path[0] == key for step in steps):
+            continue
+        for daemon in place.daemons:
+            value = daemon.flag(flag)
+            if value:
+                raise GpuhookError(
+                    "engine-config-conflict",
+                    f"`{key}` would be set by {_at(place.path, text, (key,) if key in document else ())} and is set by "
+                    f"--{flag} {shown(value)} on the command line of {daemon.source}: dockerd does not start with both",
+                    f"take --{flag} off that command line, start dockerd anew and run this again",
+                )
+
+
+def _restart(host: Host, place: Place, document: dict[str, Any], why: str) -> Restart:
+    """A reload where that does; running containers go on in it. `why`: what happens at the start alone."""
+    pid = place.pid
+    if any(daemon.flag("add-runtime") for daemon in place.daemons):
+        why = why or "a reload forgets the runtimes of --add-runtime; the file is read"
+    kept = "running containers go on (live-restore)" if document.get("live-restore") else "it stops running containers"
+    if place.kind == "snap":
+        return Restart(("snap", "restart", "docker"), f"dockerd reads its file in `snap restart docker`; {kept}")
+    systemd = host.exists("/run/systemd/system")
+    control = ("systemctl", "--user") if place.kind == "rootless" else ("systemctl",)
+    if not pid:
+        how = f" (`{' '.join(control)} start docker`)" if systemd else ""
+        return Restart((), f"dockerd does not run: it reads the file when it starts{how}")
+    if not why:
+        # rootlesskit stands between systemd and a rootless dockerd; the signal is for dockerd itself
+        reload = systemd and place.kind == "system"
+        command = (*control, "reload", "docker") if reload else ("kill", "-HUP", str(pid))
+        return Restart(command, f"dockerd reads its file in `{' '.join(command)}`; running containers go on")
+    if systemd:
+        command = (*control, "restart", "docker")
+    elif place.kind == "system" and host.exists("/etc/init.d/docker") and host.which("service"):
+        command = ("service", "docker", "restart")
+    else:
+        return Restart((), f"{why} when dockerd starts: end process {pid} and start dockerd as before; {kept}")
+    return Restart(command, f"{why} when dockerd starts: `{' '.join(command)}`; {kept}")

@@ -1,0 +1,292 @@
+"""Which dockerd is meant, which file it reads and what its command line sets: asked of its process and of its unit.
+
+A host may have Docker's or a distribution's dockerd, the snap's, and one per user without root. Each reads one file:
+`--config-file`, else `/etc/docker/daemon.json`, `$XDG_CONFIG_HOME/docker/daemon.json` without root, or the snap's.
+"""
+
+import os
+import re
+import shlex
+from dataclasses import dataclass
+from typing import Literal
+
+from gpuhook.engines.host import Host
+from gpuhook.errors import GpuhookError, shown
+
+Kind = Literal["system", "rootless", "snap"]
+
+SYSTEM_CONFIG = "/etc/docker/daemon.json"
+# The snap starts dockerd with --config-file below its data folder, /var/snap/docker/REVISION; `current` links to it.
+SNAP_CONFIG = "/var/snap/docker/current/config/daemon.json"
+_SNAP_REVISION = re.compile(r"^/var/snap/docker/[^/]+/config/daemon\.json$")
+_PROGRAMS = ("/usr/bin/dockerd", "/usr/sbin/dockerd", "/usr/local/bin/dockerd", "/usr/local/sbin/dockerd")
+_FLAGS = ("config-file", "add-runtime", "default-runtime", "feature", "pidfile")
+
+
+@dataclass(frozen=True)
+class Daemon:
+    """A dockerd that runs (`pid`) or that a unit would start (`pid` 0). `source` names it in a sentence, `flags` are
+    those of its command line that matter here, as (name, value)."""
+
+    kind: Kind
+    uid: int
+    source: str
+    flags: tuple[tuple[str, str], ...]
+    pid: int = 0
+
+    def flag(self, name: str) -> str:
+        """The value of a flag; the last one counts, `` is for none."""
+        return next((value for key, value in reversed(self.flags) if key == name), "")
+
+    @property
+    def config(self) -> str:
+        """Its `--config-file`, or `` for its kind's usual file."""
+        path = self.flag("config-file")
+        return SNAP_CONFIG if _SNAP_REVISION.match(path) else path
+
+
+_Daemons = tuple[Daemon, ...]
+
+
+@dataclass(frozen=True)
+class Place:
+    """The file to edit, whose it is, and the daemons (a process, a unit) that read it."""
+
+    path: str
+    kind: Kind
+    daemons: tuple[Daemon, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def pid(self) -> int:
+        """The process that reads the file, 0 for none."""
+        return next((daemon.pid for daemon in self.daemons if daemon.pid), 0)
+
+
+def find(host: Host, config: str) -> Place:
+    """The dockerd of this host and user; `config`: the file that a person named, or ``.
+
+    GpuhookError `engine-not-found` where there is none.
+    """
+    daemons = running(host)
+    mine = tuple(daemon for daemon in daemons if daemon.uid == host.uid)
+    unit = _unit(host)
+    notes = _context_notes(host)
+    if config:
+        readers = tuple(d for d in (*mine, *unit) if same_file(host, _reads(host, d), config))
+        others = [d for d in mine if d not in readers]
+        if others and not any(d.pid for d in readers):
+            notes += tuple(f"{d.source} reads {_reads(host, d)}, not {config}" for d in others)
+        kind: Kind = readers[0].kind if readers else _kind_of(host, config)
+        return Place(config, kind, readers, notes)
+    if host.uid != 0:
+        return _rootless(host, mine, unit, daemons, notes)
+    return _rootful(host, mine, unit, daemons, notes)
+
+
+def _rootful(host: Host, mine: _Daemons, unit: _Daemons, everybody: _Daemons, notes: tuple[str, ...]) -> Place:
+    snap = host.exists("/snap/docker/current") or host.exists("/var/snap/docker/current")
+    snap = snap or any(d.kind == "snap" for d in mine)
+    # /etc/docker alone is no docker where the snap is: that folder is what guides and tools leave there.
+    system = any(d.kind == "system" for d in (*mine, *unit)) or _program(host)
+    system = system or (not snap and host.exists("/etc/docker"))
+    runs = [d.kind for d in mine]
+    if not system and not snap:
+        users = [d for d in everybody if d.kind == "rootless"]
+        hint = "install docker, or name the file that dockerd reads: --config FILE"
+        if users:
+            hint = f"{users[0].source} belongs to the user with id {users[0].uid}: run this as that user"
+        raise GpuhookError(
+            "engine-not-found",
+            "no docker is on this host: no dockerd runs or is in PATH, and there is no /etc/docker and no snap",
+            hint,
+        )
+    kind: Kind = "snap" if snap and (not system or ("snap" in runs and "system" not in runs)) else "system"
+    readers = tuple(d for d in (*mine, *unit) if d.kind == kind)
+    path = next((d.config for d in readers if d.config), SNAP_CONFIG if kind == "snap" else SYSTEM_CONFIG)
+    if snap and system:
+        other = SNAP_CONFIG if kind == "system" else SYSTEM_CONFIG
+        why = "which runs" if kind in runs else "which a program of this host can be given to"
+        what = "docker's snap" if kind == "snap" else "the docker that is no snap"
+        notes += (f"two dockers are on this host; this is for {what}, {why}: for the other: --config {other}",)
+    elif kind == "snap" and host.exists(SYSTEM_CONFIG):
+        notes += (f"docker is a snap here and reads {path}; nothing reads {SYSTEM_CONFIG}",)
+    return Place(path, kind, _readers(host, readers, path), notes)
+
+
+def _rootless(host: Host, mine: _Daemons, unit: _Daemons, everybody: _Daemons, notes: tuple[str, ...]) -> Place:
+    usual = f"{host.config_home}/docker/daemon.json"
+    units = (f"{host.config_home}/systemd/user/docker.service", "/usr/lib/systemd/user/docker.service")
+    there = mine or unit or host.exists(usual) or any(host.exists(path) for path in units)
+    if not there and not host.which("dockerd-rootless.sh"):
+        rootful = any(d.uid == 0 for d in everybody) or _program(host) or host.exists("/etc/docker")
+        raise GpuhookError(
+            "engine-not-found",
+            f"no rootless docker of the user with id {host.uid}: no dockerd of theirs runs, and there is no {usual}",
+            "for the system's docker, run this as root"
+            if rootful
+            else "install docker, or name its file: --config FILE",
+        )
+    readers = (*mine, *unit)
+    path = next((d.config for d in readers if d.config), usual)
+    if not mine and any(d.uid == 0 for d in everybody):
+        notes += (f"{path} is for a rootless dockerd, and none runs; for the system's docker, run this as root",)
+    return Place(path, "rootless", _readers(host, readers, path), notes)
+
+
+def _readers(host: Host, daemons: tuple[Daemon, ...], path: str) -> tuple[Daemon, ...]:
+    return tuple(d for d in daemons if same_file(host, _reads(host, d), path))
+
+
+def _reads(host: Host, daemon: Daemon) -> str:
+    """The file that a daemon reads."""
+    usual = {"system": SYSTEM_CONFIG, "snap": SNAP_CONFIG, "rootless": f"{host.config_home}/docker/daemon.json"}
+    return daemon.config or usual[daemon.kind]
+
+
+def _kind_of(host: Host, path: str) -> Kind:
+    if path.startswith("/var/snap/docker/"):
+        return "snap"
+    return "system" if host.uid == 0 else "rootless"
+
+
+def same_file(host: Host, one: str, other: str) -> bool:
+    """Whether two paths lead to the same file, by whatever links."""
+    return one == other or os.path.realpath(host.real(one)) == os.path.realpath(host.real(other))
+
+
+def _program(host: Host) -> bool:
+    """Whether a dockerd is installed that is no snap's."""
+    found = host.which("dockerd")
+    return bool(found and not found.startswith("/snap/")) or any(host.exists(path) for path in _PROGRAMS)
+
+
+def running(host: Host) -> tuple[Daemon, ...]:
+    """The dockerds of this host, those in containers left out."""
+    found = []
+    for path in host.glob("/proc/[0-9]*/cmdline"):
+        folder = path[: -len("/cmdline")]
+        argv = [os.fsdecode(word) for word in _proc(host, path).split(b"\0")[:-1]]
+        if not argv or os.path.basename(argv[0]) != "dockerd":
+            continue
+        status = dict(re.findall(rb"^(Uid|NSpid):\s*(.*)$", _proc(host, f"{folder}/status"), re.MULTILINE))
+        # A process in a pid namespace below ours has one id for each: it is a container's own dockerd.
+        if len(status.get(b"NSpid", b"").split()) > 1 or b"Uid" not in status:
+            continue
+        uid, pid = int(status[b"Uid"].split()[0]), int(os.path.basename(folder))
+        kind: Kind = "rootless" if uid else "system"
+        if any(f"{word}/".find("/snap/docker/") >= 0 for word in argv):
+            kind = "snap"
+        found.append(Daemon(kind, uid, f"the running dockerd (pid {pid})", _flags(argv), pid))
+    return tuple(sorted(found, key=lambda daemon: daemon.pid))
+
+
+def _proc(host: Host, path: str) -> bytes:
+    """A file of /proc; a process may end while it is read, or be another user's."""
+    try:
+        return host.read_bytes(path) or b""
+    except (GpuhookError, OSError):
+        return b""
+
+
+def _flags(argv: list[str]) -> tuple[tuple[str, str], ...]:
+    """The values of _FLAGS in a command line: `--name value` or `--name=value`."""
+    found = []
+    for word, after in zip(argv[1:], [*argv[2:], ""], strict=True):
+        name, equals, value = word.removeprefix("--").partition("=")
+        if word == "-p":
+            name = "pidfile"
+        elif not word.startswith("--") or name not in _FLAGS:
+            continue
+        found.append((name, value if equals else after))
+    return tuple(found)
+
+
+def _unit(host: Host) -> tuple[Daemon, ...]:
+    """What docker.service would start, where systemd knows it: the last ExecStart with its variables filled in."""
+    scope = ("--user",) if host.uid else ()
+    text = host.ask("systemctl", *scope, "cat", "docker.service")
+    if not text:
+        return ()
+    file, where, line, command = "", "docker.service", 0, ""
+    variables: dict[str, str] = {}
+    for text_line in text.replace("\\\n", " ").split("\n"):
+        line += 1
+        key, equals, value = text_line.strip().partition("=")
+        if text_line.startswith("# /"):
+            file, line = text_line[2:].strip(), 0
+        elif equals and key == "ExecStart":
+            command = value.strip().lstrip("-@:+!")
+            where = f"docker.service ({file}:{line})" if file else where
+        elif equals and key == "Environment":
+            variables |= _assignments(value)
+        elif equals and key == "EnvironmentFile":
+            variables |= _environment_file(host, value.strip().removeprefix("-"))
+    argv = _expanded(command, variables)
+    if not argv:
+        return ()
+    kind: Kind = "rootless" if host.uid else "system"
+    return (Daemon(kind, host.uid, where, _flags(argv)),)
+
+
+def _environment_file(host: Host, path: str) -> dict[str, str]:
+    try:
+        text = host.read(path) or ""
+    except GpuhookError:
+        return {}
+    lines = (line.strip() for line in text.split("\n"))
+    pairs = (line.partition("=") for line in lines if "=" in line and not line.startswith(("#", ";")))
+    return {key.strip(): value.strip().strip("'\"") for key, _, value in pairs}
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError:  # a quote without its end: systemd refuses that line too
+        return text.split()
+
+
+def _assignments(text: str) -> dict[str, str]:
+    return {key: value for key, equals, value in (word.partition("=") for word in _words(text)) if equals}
+
+
+def _expanded(command: str, variables: dict[str, str]) -> list[str]:
+    """The words of an ExecStart: `$NAME` as a word is split at spaces, `${NAME}` is not (systemd.service(5))."""
+    argv: list[str] = []
+    for word in _words(command):
+        if re.fullmatch(r"\$[A-Za-z_][A-Za-z0-9_]*", word):
+            argv += variables.get(word[1:], "").split()
+        else:
+            argv.append(re.sub(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}", lambda m: variables.get(m[1], ""), word))
+    return argv
+
+
+def context(host: Host) -> tuple[str, str]:
+    """Whom the docker command talks to instead of this host's dockerd: (what says so, what it says), else two ``."""
+    address = host.environ.get("DOCKER_HOST", "")
+    if address:
+        local = ("unix:///var/run/docker.sock", "unix:///run/docker.sock")
+        rootless = f"unix://{host.environ.get('XDG_RUNTIME_DIR') or f'/run/user/{host.uid}'}/docker.sock"
+        return ("", "") if address in (*local, rootless) else ("DOCKER_HOST", address)
+    name = host.environ.get("DOCKER_CONTEXT") or (host.ask("docker", "context", "show") or "").strip()
+    return ("", "") if name in ("", "default", "rootless") else ("docker's context", name)
+
+
+def _context_notes(host: Host) -> tuple[str, ...]:
+    what, value = context(host)
+    if not what:
+        return ()
+    if value.startswith("desktop-"):
+        return (
+            f"{what} is {shown(value)}: the docker command talks to Docker Desktop, whose daemon runs in a virtual "
+            "machine and reads none of this host's files; `docker context use default` is for the dockerd of this host",
+        )
+    return (
+        f"{what} is {shown(value)}: the docker command talks to another daemon than the one that is configured here",
+    )
+
+
+def version(host: Host) -> tuple[int, int] | None:
+    """Major and minor version of the dockerd in PATH, None where it can't be told."""
+    match = re.search(r"version (\d{1,4})\.(\d{1,4})", host.ask("dockerd", "--version") or "", re.ASCII)
+    return (int(match[1]), int(match[2])) if match else None
