@@ -172,3 +172,17 @@ CONFIG_SHOW = these(
         "additionalProperties": these(value={}, source={"enum": ["file", "default"]}),
     },
 )
+FINDING = these(
+    level={"enum": ["ok", "note", "warning", "problem"]},
+    check={"type": "string", "pattern": "^[a-z0-9]+(-[a-z0-9]+)*$"},
+    message=TEXT,
+    hint=TEXT,
+)
+DOCTOR = these(
+    works=FLAG,
+    host={**many(FINDING), "minItems": 5},
+    engines=many(
+        these(engine={"enum": ["docker", "containerd", "crio", "podman"]}, works=FLAG, why=TEXT, findings=many(FINDING))
+    ),
+    error=maybe(FAILURE),
+)

@@ -46,6 +46,8 @@ CASES: dict[str, tuple[list[str], int, schemas.Schema]] = {
     "list": (["list"], 0, schemas.LIST),
     "list of one capability": (["list", "--capability", "utility"], 0, schemas.LIST),
     "info": (["info"], 0, schemas.INFO),
+    "doctor without an installation": (["doctor", "--engine", "crio"], 98, schemas.DOCTOR),
+    "doctor of no engine": (["doctor", "--engine", "frob"], 2, schemas.FAILED),
     "check met": (["check", "cuda>=12.4"], 0, schemas.CHECK),
     "check not met": (["check", "cuda>=99", "--driver", "535.161.08", "--brand", "tesla"], 41, schemas.CHECK),
     "check that can't be parsed": (["check", "cuda>>1"], 40, schemas.CHECK),
@@ -60,6 +62,7 @@ BROKEN: dict[str, tuple[list[str], int, schemas.Schema]] = {
     "record show": (["record", "show"], 51, schemas.RECORD_SHOW),
     "record refresh": (["record", "refresh"], 51, schemas.RECORD_REFRESH),
     "info": (["info"], 51, schemas.INFO),
+    "doctor": (["doctor", "--engine", "crio"], 98, schemas.DOCTOR),
     "list": (["list"], 51, schemas.FAILED),
     "check": (["check", "cuda>=12.4"], 51, schemas.CHECK),
 }

@@ -42,7 +42,7 @@ def findings(host: Host, settings: Config, prefix: str) -> Iterator[Finding]:
     yield Finding("ok", "driver", text)
     stored = record.read(config.paths(prefix).state)
     if stored is None or stored.record != known:
-        yield Finding("note", "record", "the driver's record is not stored: each start makes it anew", _cure(settings))
+        yield Finding("note", "record", "the driver's record is not stored: each start makes it anew", _cure())
     else:
         yield Finding("ok", "record", f"{known.id} fits this host")
         if stored.left_out:
@@ -56,11 +56,11 @@ def findings(host: Host, settings: Config, prefix: str) -> Iterator[Finding]:
     yield from cdi(host, known)
 
 
-def _cure(settings: Config) -> str:
+def _cure() -> str:
     """What lets the record be stored."""
     if os.geteuid() != 0:
         return "root's starts store it; `sudo gpuhook record refresh` does so now"
-    return "see that /run is writable and /run/gpuhook is root's alone" if settings else ""
+    return "see that /run is writable and /run/gpuhook is root's alone"
 
 
 # --- GPUs and their nodes -----------------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ def _nodes(host: Host, settings: Config, known: Record, *, has_containers: bool)
         one = closed[0]
         text = f"{_some([node.path for node in closed])}: mode {one.mode:04o}, group {one.gid}: not open to others"
         hint = (
-            "rootless containers, and users other than root in one, need NVreg_DeviceFileMode=0666, the driver's default,"
+            "rootless containers, and users other than root in one, need NVreg_DeviceFileMode=0666 (the default)"
             " or the group (podman: --group-add keep-groups)"
         )
         yield Finding("warning", "node-modes", text, hint)
@@ -120,10 +120,12 @@ def _links(host: Host, found: list[Node], *, has_containers: bool) -> Iterator[F
     if not missing:
         yield Finding("ok", "device-links", "/dev/char has a link of each node: device rules survive daemon-reload")
     elif has_containers:
-        text = f"{_some(missing)} missing: containers with GPUs may lose them at the next `systemctl daemon-reload`"
+        text = (
+            f"{_some(missing)}: no such link: containers with GPUs may lose them at the next `systemctl daemon-reload`"
+        )
         yield Finding("warning", "device-links", text, "the next start of a container with GPUs makes the links")
     else:
-        text = f"{_some(missing)} missing: gpuhook-runtime makes them when a container gets GPUs"
+        text = f"{_some(missing)}: no such link: gpuhook-runtime makes it when a container gets GPUs"
         yield Finding("note", "device-links", text)
 
 

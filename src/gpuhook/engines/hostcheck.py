@@ -101,7 +101,9 @@ def _installation(prefix: str) -> Iterator[Finding]:
     if wrong:
         yield Finding("problem", "installation", wrong[0], "install gpuhook again, from its package or scripts/install")
         return
-    yield Finding("ok", "installation", f"gpuhook {__version__}: programs in {prefix}/usr/bin, root's alone")
+    yield Finding(
+        "ok", "installation", f"gpuhook {__version__}: programs in {prefix}/usr/bin, which nobody else may write"
+    )
     old = [name for name in _LIBRARY[1:] if not _starts_with(f"{library}/{name}", MAGIC_NUMBER)]
     if old and os.path.realpath(sys.executable) == os.path.realpath(_PYTHON):
         text = f"{', '.join(old)} were made for another version of Python: each start takes longer"
@@ -168,7 +170,7 @@ def _settings(prefix: str) -> tuple[Config, Finding]:
     except GpuhookError as error:
         return config.defaults(), Finding("problem", "configuration", error.message, error.hint)
     there = os.path.lexists(path)
-    text = f"{path} is valid, and root's alone" if there else f"{path} is not there: the defaults hold"
+    text = f"{path} is valid, and nobody else may write it" if there else f"{path} is not there: the defaults hold"
     return settings, Finding("ok", "configuration", text)
 
 
