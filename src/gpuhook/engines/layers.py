@@ -1,0 +1,195 @@
+"""Configuration that an engine reads from several TOML files, the later ones over the earlier: what is in force, and
+which file says so. Also what an engine's module asks of gpuhook's own configuration."""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from gpuhook import configfile
+from gpuhook.config import Config
+from gpuhook.engines import tomltext
+from gpuhook.engines.host import Host
+from gpuhook.engines.model import ABSENT, Finding, Options, Value
+from gpuhook.errors import GpuhookError, shown
+
+_LAUNCHER = "/usr/bin/gpuhook-runtime"
+_PLACES = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")  # as in shim.py
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One file that is there: its path as the engine names it, its text, and that parsed."""
+
+    path: str
+    text: str
+    tree: dict[str, Value]
+
+    def get(self, *path: str) -> Value:
+        """What the file says at `path`, or ABSENT. GpuhookError `engine-config-invalid` for a table that is none."""
+        found: Value = self.tree
+        for depth, key in enumerate(path):
+            if not isinstance(found, dict):
+                name = ".".join(path[:depth])
+                raise GpuhookError(
+                    "engine-config-invalid",
+                    f"{self.place(*path[:depth])}: {name} must be a table, is {shown(found)}",
+                    f"write [{name}] and its keys below",
+                )
+            if key not in found:
+                return ABSENT
+            found = found[key]
+        return found
+
+    def strings(self, *path: str) -> tuple[str, ...] | None:
+        """The strings of the list at `path`, None where there is none. GpuhookError `engine-config-invalid`."""
+        found = self.get(*path)
+        if found is ABSENT:
+            return None
+        items = [item for item in found if not isinstance(item, dict)] if isinstance(found, list) else [None]
+        if not all(isinstance(item, str) for item in items):
+            raise GpuhookError(
+                "engine-config-invalid",
+                f"{self.place(*path)}: {'.'.join(path)} must be a list of strings, is {shown(found)}",
+                'write it as ["...", "..."]',
+            )
+        return tuple(str(item) for item in items)
+
+    def text_at(self, *path: str) -> str:
+        """The string at `path`, empty where there is none. GpuhookError `engine-config-invalid` for another type."""
+        found = self.get(*path)
+        if found is ABSENT:
+            return ""
+        if not isinstance(found, str):
+            raise GpuhookError(
+                "engine-config-invalid",
+                f"{self.place(*path)}: {'.'.join(path)} must be a string, is {shown(found)}",
+                'write it in quotes: "..."',
+            )
+        return found
+
+    def place(self, *path: str) -> str:
+        """`FILE:LINE` of what stands at `path`, or the file where its line is not known."""
+        line = tomltext.line_of(self.text, path) if path else None
+        return f"{self.path}:{line}" if line else self.path
+
+
+def read(host: Host, paths: Sequence[str]) -> tuple[Layer, ...]:
+    """The files of `paths` that are there, in that order. GpuhookError `engine-config-...`."""
+    layers = []
+    for path in dict.fromkeys(paths):
+        text = host.read(path)
+        if text is not None:
+            layers.append(Layer(path, text, tomltext.parse(path, text)))
+    return tuple(layers)
+
+
+def after(layers: Sequence[Layer], paths: Sequence[str], target: str) -> tuple[Layer, ...]:
+    """The layers that the engine reads after `target`; `paths` is the order, with `target` in it."""
+    later = paths[paths.index(target) + 1 :]
+    return tuple(layer for layer in layers if layer.path in later)
+
+
+def conflict(engine: str, target: str, layer: Layer, path: tuple[str, ...], hint: str) -> GpuhookError:
+    """`engine-config-conflict`: a later file says otherwise of what would go into `target`."""
+    name = ".".join(path)
+    return GpuhookError(
+        "engine-config-conflict",
+        f"{name} would be set in {target}, and {layer.place(*path)}, which {engine} reads after it, "
+        f"sets it to {shown(layer.get(*path))}",
+        hint,
+    )
+
+
+# --- gpuhook's own installation -----------------------------------------------------------------------------------
+
+
+def prefix(options: Options) -> str:
+    """What gpuhook is installed below, by the path of its runtime."""
+    return options.runtime.removesuffix(_LAUNCHER)
+
+
+def runtime_toml(options: Options) -> str:
+    """The path of the runtime.toml that goes with the runtime."""
+    return f"{prefix(options)}/etc/gpuhook/runtime.toml"
+
+
+def settings(host: Host, options: Options) -> Config:
+    """What runtime.toml says; the defaults where it is not there or broken (`doctor` says so elsewhere)."""
+    try:
+        data = host.read_bytes(runtime_toml(options))
+    except GpuhookError:
+        return Config()
+    return configfile.parse(data or b"").config
+
+
+def low_level(host: Host, options: Options) -> str:
+    """The runtime that gpuhook-runtime becomes, as found from here; empty where there is none."""
+    for candidate in settings(host, options).low_level:
+        path = find(host, candidate, options.runtime)
+        if path:
+            return path
+    return ""
+
+
+def find(host: Host, name: str, but: str = "") -> str:
+    """Where a program is: a path as it is, a name in PATH and the usual places; empty where it is not. Not `but`."""
+    folders = [part for part in host.environ.get("PATH", "").split(":") if part.startswith("/")]
+    for path in [name] if "/" in name else [f"{folder}/{name}" for folder in (*folders, *_PLACES) if name]:
+        if runnable(host, path) and not (but and _same(host.real(path), host.real(but))):
+            return path
+    return ""
+
+
+def runnable(host: Host, path: str) -> bool:
+    """Whether `path` is a program."""
+    real = host.real(path)
+    return os.path.isfile(real) and os.access(real, os.X_OK)
+
+
+def _same(one: str, other: str) -> bool:
+    try:
+        return os.path.samefile(one, other)
+    except OSError:
+        return False
+
+
+def other_low_level(host: Host, options: Options, engine: str, theirs: str) -> tuple[str, str]:
+    """A sentence, and what to do, where gpuhook-runtime becomes another runtime than the engine's usual one, `theirs`.
+
+    Report R145: CRI-O ships its own crun outside PATH, and gpuhook does not see which one the engine would have used.
+    """
+    found = low_level(host, options)
+    if not theirs or not runnable(host, theirs) or _same(host.real(theirs), host.real(options.runtime)):
+        return ("", "")
+    if found and _same(host.real(found), host.real(theirs)):
+        return ("", "")
+    becomes = f"becomes {found}" if found else "finds no low-level runtime"
+    return (
+        f"{engine} runs {theirs} where gpuhook is not asked for, and {options.runtime} {becomes}",
+        f'to keep {theirs}: low-level = ["{theirs}"] below [runtime] in {runtime_toml(options)}',
+    )
+
+
+def programs(host: Host, options: Options) -> Iterator[Finding]:
+    """Problems with the runtime that an engine is to start."""
+    if not host.exists(options.runtime):
+        text = f"{options.runtime} is not there"
+        yield Finding("problem", "runtime-program", text, "install gpuhook, or configure the engine anew")
+    elif not runnable(host, options.runtime):
+        yield Finding("problem", "runtime-program", f"{options.runtime} is no program", "install gpuhook again")
+
+
+def absolute(options: Options) -> None:
+    """GpuhookError `engine-option-unsupported` unless paths are absolute and the name is one an engine can take."""
+    for option, path in (("--config", options.config), ("--drop-in", options.drop_in), ("--runtime", options.runtime)):
+        if path and not path.startswith("/"):
+            raise GpuhookError(
+                "engine-option-unsupported", f"{option} {shown(path)} is no absolute path", "begin it with a slash"
+            )
+    name = options.runtime_name
+    if not name or not name.isascii() or not name.replace("-", "").replace("_", "").replace(".", "").isalnum():
+        raise GpuhookError(
+            "engine-option-unsupported",
+            f"--runtime-name {shown(name)} is no name for a runtime",
+            "use letters, digits, dots, hyphens and underscores",
+        )
