@@ -26,6 +26,8 @@ COMMANDS = {
     "check": ("gpuhook.cli.check:check", "Say whether a driver meets a requirement such as 'cuda>=12.6'."),
     "info": ("gpuhook.cli.info:info", "Show this host: driver, GPUs, runtime, configuration."),
     "doctor": ("gpuhook.cli.doctor:doctor", "Say whether a GPU container would work on this host, and if not, why."),
+    "configure": ("gpuhook.cli.configure:configure", "Tell a container engine of gpuhook; --dry-run shows the diff."),
+    "unconfigure": ("gpuhook.cli.configure:unconfigure", "Take back what configure did, to the byte."),
     "list": ("gpuhook.cli.list_:list_", "List the driver's files that containers get, by capability."),
     "config": ("gpuhook.cli.config:config", "Show and check runtime.toml."),
     "record": ("gpuhook.cli.record:record", "Show, remake or remove the record of this host's driver."),
@@ -81,6 +83,7 @@ Examples:
   gpuhook explain --env NVIDIA_VISIBLE_DEVICES=all                          # without a container
   gpuhook check 'cuda>=12.6'
   gpuhook info
+  gpuhook configure docker --dry-run
 
 Each command has its own --help with examples. Every error's reference, in square brackets, has a section in
 docs/errors.md. With --json a command prints one JSON document, that of its error too, as `error`.

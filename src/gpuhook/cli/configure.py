@@ -1,0 +1,396 @@
+"""`gpuhook configure ENGINE` and `gpuhook unconfigure ENGINE`: tell an engine of gpuhook, and take that back."""
+
+import difflib
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import click
+
+from gpuhook import config as configuration
+from gpuhook import configfile, configtrust, engines
+from gpuhook.cli import prefix, render
+from gpuhook.engines import store as stores
+from gpuhook.engines import transaction
+from gpuhook.engines.host import Host
+from gpuhook.engines.model import FileEdit, Options, Proposal, Restart, Set
+from gpuhook.engines.transaction import Change
+from gpuhook.errors import GpuhookError, shown
+
+_ENGINES = click.Choice(list(engines.NAMES))
+_TABLE = "\n".join(f"  {name:<10}  {text}" for name, text in engines.NAMES.items())
+_DEADLINE = 300  # seconds for an engine's restart; systemd itself gives up earlier
+_PRIVILEGED = (
+    Set(("request", "accept-env-when-unprivileged"), False),
+    Set(("request", "accept-devices-as-volume-mounts"), True),
+)
+
+
+def _runtime_name(_context: click.Context, option: click.Parameter, text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", text):
+        raise click.BadParameter(
+            "letters, digits and . _ - are expected, beginning with a letter or digit, 64 at most", param=option
+        )
+    if text in ("runc", "crun"):
+        raise click.BadParameter(f"{text} is what the engine calls the runtime that gpuhook itself runs", param=option)
+    return text
+
+
+def _absolute(_context: click.Context, _option: click.Parameter, text: str | None) -> str | None:
+    return os.path.abspath(text) if text else text
+
+
+@click.command(
+    epilog=f"""\b
+Engines:
+{_TABLE}
+
+\b
+Examples:
+  gpuhook configure docker --dry-run              # only the diff; nothing is written
+  gpuhook configure docker --restart
+  gpuhook configure containerd --default-runtime --privileged-only
+  gpuhook configure containerd --config /var/lib/rancher/k3s/agent/etc/containerd/config-v3.toml.tmpl
+  gpuhook configure crio --hook                   # for every runtime of the engine, by an OCI hooks directory
+  gpuhook configure docker --json | jq .changed
+
+Exit status: 0, also where nothing had to change (with --json `changed` tells); else that of the error, and then
+nothing was changed.
+"""
+)
+@click.argument("engine", type=_ENGINES)
+@click.option(
+    "--config", callback=_absolute, type=click.Path(), metavar="FILE", help="The engine's configuration file."
+)
+@click.option(
+    "--runtime-name",
+    default=Options.runtime_name,
+    show_default=True,
+    callback=_runtime_name,
+    metavar="NAME",
+    help="What containers call it; `nvidia` takes that name over until unconfigure.",
+)
+@click.option("--default-runtime", is_flag=True, help="For every container that names no runtime.")
+@click.option(
+    "--drop-in",
+    is_flag=False,
+    flag_value="",
+    callback=_absolute,
+    type=click.Path(),
+    metavar="[FILE]",
+    help="Write a drop-in file (FILE, or the engine's usual one) instead of the main file.",
+)
+@click.option("--cdi", is_flag=True, help="Switch on the engine's own support of CDI, too.")
+@click.option(
+    "--privileged-only",
+    is_flag=True,
+    help="In runtime.toml, for all engines of this host: NVIDIA_VISIBLE_DEVICES counts in privileged containers alone; "
+    "others get GPUs by volume mounts.",
+)
+@click.option(
+    "--hook", "hook_only", is_flag=True, help="Write into the engine's OCI hooks directory (crio, podman); no runtime."
+)
+@click.option("--dry-run", is_flag=True, help="Show the diff alone; write nothing.")
+@click.option("--restart", is_flag=True, help="Make the engine read it, where an init system runs.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+def configure(  # noqa: PLR0917 - click names them
+    engine: str,
+    config: str | None,
+    runtime_name: str,
+    default_runtime: bool,
+    drop_in: str | None,
+    cdi: bool,
+    privileged_only: bool,
+    hook_only: bool,
+    dry_run: bool,
+    restart: bool,
+    as_json: bool,
+) -> None:
+    """Tell ENGINE of gpuhook: find its configuration, put gpuhook's entries into it, keep everything else.
+
+    What is configured adds to what was. The files as they were are kept, and `gpuhook unconfigure` brings them back.
+    """
+    where, host = prefix(), Host()
+    options = Options(
+        runtime=f"{where}/usr/bin/gpuhook-runtime",
+        hook=f"{where}/usr/bin/gpuhook-hook",
+        config=config or "",
+        runtime_name=runtime_name,
+        default_runtime=default_runtime,
+        drop_in=drop_in,
+        cdi=cdi,
+        hook_only=hook_only,
+    )
+    _installed(options.hook if hook_only else options.runtime)
+    store = stores.locate(host, where)
+
+    def plan() -> tuple[Proposal, tuple[Change, ...]]:
+        proposal = engines.load(engine).propose(host, options)
+        if privileged_only:
+            proposal = _privileged(proposal, where)
+        changes = transaction.prepare(host, store, proposal, options.config)
+        _check_own(where, changes)
+        return proposal, changes
+
+    proposal, changes = plan()
+    if not dry_run and any(change.writes for change in changes):
+        with store.lock():  # another gpuhook may have changed the files meanwhile
+            proposal, changes = plan()
+            transaction.commit(store, changes)
+        configuration.load(where)
+    names = ", ".join(change.path for change in changes)
+    lines = [_CONFIGURED[change.outcome].format(change.path) for change in changes if change.changes_file]
+    if not lines:
+        lines = [f"{engine} is configured already: {names}, nothing to change"]
+    _tell(_Result(engine, changes, lines, proposal.notes, _own(where), dry_run, restart, as_json))
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  gpuhook unconfigure docker --dry-run    # only the diff; nothing is written
+  gpuhook unconfigure docker --restart
+
+Exit status: 0, also where nothing had been configured (with --json `changed` tells); else that of the error, and then
+nothing was changed.
+"""
+)
+@click.argument("engine", type=_ENGINES)
+@click.option(
+    "--config", callback=_absolute, type=click.Path(), metavar="FILE", help="Only what was done for this file."
+)
+@click.option("--dry-run", is_flag=True, help="Show the diff alone; write nothing.")
+@click.option("--restart", is_flag=True, help="Make the engine read it, where an init system runs.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+def unconfigure(engine: str, config: str | None, dry_run: bool, restart: bool, as_json: bool) -> None:
+    """Take back what `gpuhook configure ENGINE` did, all of it.
+
+    A file that nobody else changed since is as it was, to the byte. From one that somebody changed only gpuhook's
+    entries are taken out. A file is removed only where gpuhook had made it.
+    """
+    where, host = prefix(), Host()
+    store = stores.locate(host, where)
+    if dry_run:
+        changes = transaction.prepare_undo(store, engine, config or "")
+    else:
+        changes = transaction.undo(store, engine, config or "") if store.records() else ()
+        configuration.load(where)
+    lines = [_UNDONE[change.outcome].format(change.path) for change in changes]
+    if not changes:
+        lines = [f"{engine}: gpuhook has configured nothing{f' for {config}' if config else ''}" + _whose(host)]
+    notes = (_LEFT,) if any(change.changes_file for change in changes) else ()
+    _tell(_Result(engine, changes, lines, notes, _own(where), dry_run, restart, as_json))
+
+
+_CONFIGURED = {"made": "{} is made", "changed": "{} is changed", "same": "", "kept": ""}
+_UNDONE = {
+    "restored": "{} is as it was before gpuhook",
+    "removed": "{} is removed: gpuhook had made it",
+    "taken-out": "{}: gpuhook's entries are taken out; what else changed since is kept",
+    "gone": "{} is not there any more: there is nothing to take back",
+    "same": "{} is as it was before gpuhook already",
+    "kept": "{} stays as it is: another configuration needs it, too",
+}
+_LEFT = (
+    "containers and RuntimeClasses that name a runtime which is gone now still name it, and do not start: make them "
+    "anew with another runtime, or configure the engine again"
+)
+
+
+def _whose(host: Host) -> str:
+    return "" if host.uid == 0 else " as this user (what root configured, root takes back)"
+
+
+def _installed(program: str) -> None:
+    """The engine shall not be told of a program that is not there: no container would start."""
+    if not os.access(program, os.X_OK):
+        raise GpuhookError(
+            "runtime-not-found",
+            f"the engine would be told of {program}, which is not there",
+            "install gpuhook first (scripts/install), and run the `gpuhook` of that installation",
+        )
+
+
+# --- runtime.toml ---------------------------------------------------------------------------------------------------
+
+
+def _own(where: str) -> str:
+    return configuration.paths(where).config
+
+
+def _privileged(proposal: Proposal, where: str) -> Proposal:
+    """With the privileged-only policy in gpuhook's own runtime.toml."""
+    path = _own(where)
+    if os.path.lexists(path):
+        configtrust.read(path, configuration.LIMIT)
+    note = (
+        f"{path} holds for all engines of this host: from the next container on, those that are not privileged get "
+        "GPUs by volume mounts alone (the strategy `volume-mounts` of Kubernetes' device plugin)"
+    )
+    return replace(
+        proposal, files=(*proposal.files, FileEdit(path, "toml", _PRIVILEGED)), notes=(*proposal.notes, note)
+    )
+
+
+def _check_own(where: str, changes: Sequence[Change]) -> None:
+    """A runtime.toml that gpuhook itself would refuse is not written. GpuhookError `config-invalid`."""
+    for change in changes:
+        if change.path == _own(where) and change.after is not None:
+            parsed = configfile.parse(change.after)
+            if parsed.problems:
+                configfile.refuse(change.path, parsed.problems)
+
+
+# --- what is said ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Result:
+    """What a command came to, and how it is told. `own` is runtime.toml, which no engine reads."""
+
+    engine: str
+    changes: Sequence[Change]
+    lines: Sequence[str]
+    notes: Sequence[str]
+    own: str
+    dry_run: bool
+    restart: bool
+    as_json: bool
+
+    @property
+    def changed(self) -> bool:
+        """Whether a file changes, or would."""
+        return any(change.changes_file for change in self.changes)
+
+    @property
+    def means(self) -> Restart | None:
+        """What makes the engine read what changes; None where nothing does that it reads."""
+        return next((item.restart for item in self.changes if item.changes_file and item.path != self.own), None)
+
+    @property
+    def warnings(self) -> list[str]:
+        """Of all files."""
+        return [text for change in self.changes for text in change.warnings]
+
+
+def _tell(result: _Result) -> None:
+    """Print what changes, or would, and restart the engine where that was asked for."""
+    if not result.as_json:
+        click.echo("".join(f"{line}\n" for line in _lines(result)), nl=False)
+    means = result.means
+    failed: GpuhookError | None = None
+    done, why = False, ""
+    if means is not None and result.restart and not result.dry_run:
+        try:
+            done, why = restarted(means)
+        except GpuhookError as error:
+            failed = error
+    if result.as_json:
+        restart = {"needed": means is not None, "command": list(means.command) if means else [], "done": done}
+        restart |= {"sentence": means.sentence if means else "", "why_not": why}
+        click.echo(render.document(_document(result, restart, failed)))
+    elif done and means is not None:
+        click.echo(f"done: {' '.join(means.command)}")
+    elif means is not None and failed is None and not result.dry_run:
+        click.echo(f"{why + '; ' if why else ''}next: {means.sentence}")
+    if failed is not None:
+        raise render.ToldError(failed)
+
+
+def _lines(result: _Result) -> list[str]:
+    """For a person; of a dry run the diff alone."""
+    lines = [_coloured(line) for change in result.changes for line in diff(change)]
+    if result.dry_run and result.changed:
+        return lines
+    lines += [render.plain(line) for line in result.lines]
+    lines += [f"note: {render.plain(text)}" for text in result.notes]
+    return lines + [render.bad(f"warning: {render.plain(text)}") for text in result.warnings]
+
+
+def _document(result: _Result, restart: dict[str, Any], failed: GpuhookError | None) -> dict[str, Any]:
+    """For a program."""
+    return {
+        "engine": result.engine,
+        "changed": result.changed,
+        "dry_run": result.dry_run,
+        "files": [
+            {
+                "path": change.path,
+                "outcome": change.outcome,
+                "changed": change.changes_file,
+                "diff": "".join(f"{line}\n" for line in diff(change)),
+            }
+            for change in result.changes
+        ],
+        "restart": restart,
+        "notes": list(result.notes),
+        "warnings": result.warnings,
+        "error": render.failure(failed) if failed else None,
+    }
+
+
+def diff(change: Change) -> list[str]:
+    """The lines of a unified diff of what changes in a file; none where nothing does."""
+    if not change.changes_file:
+        return []
+    sides = [None if data is None else data.decode("utf-8", "replace") for data in (change.before, change.after)]
+    names = ["/dev/null" if text is None else change.path for text in sides]
+    # not splitlines(): form feeds and the like end no line of these files
+    rows = [[] if not text else text.removesuffix("\n").split("\n") for text in sides]
+    for text, side in zip(sides, rows, strict=True):
+        if text and not text.endswith("\n"):
+            side[-1] += "\n\\ No newline at end of file"
+    found = difflib.unified_diff(rows[0], rows[1], names[0], names[1], lineterm="")
+    return [part for line in found for part in line.split("\n")]
+
+
+def _coloured(line: str) -> str:
+    text = "\t".join(render.plain(part) for part in line.split("\t"))
+    if text.startswith(("---", "+++")):
+        return render.strong(text)
+    if text.startswith("@@"):
+        return render.faint(text)
+    return render.good(text) if text.startswith("+") else render.bad(text) if text.startswith("-") else text
+
+
+# --- restarting -----------------------------------------------------------------------------------------------------
+
+
+def restarted(means: Restart) -> tuple[bool, str]:
+    """Run the command that makes the engine read its configuration: whether it was run, and why not.
+
+    GpuhookError `engine-restart-failed`.
+    """
+    if not means.command:
+        return False, ""
+    program = shutil.which(means.command[0])
+    if program is None:
+        return False, f"nothing was restarted: {means.command[0]} is not there"
+    if means.command[0] == "systemctl" and not os.path.isdir("/run/systemd/system"):  # sd_booted(3)
+        return False, "nothing was restarted: no init system runs here"
+    line = " ".join(means.command)
+    hint = "the configuration is written; look at the engine's log, or take it back with `gpuhook unconfigure`"
+    try:
+        ended = subprocess.run(  # noqa: S603 - the engine's module gave it
+            [program, *means.command[1:]],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_DEADLINE,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        text = f"`{line}` did not end within {_DEADLINE} seconds"
+        raise GpuhookError("engine-restart-failed", text, hint) from None
+    except OSError as error:
+        raise GpuhookError("engine-restart-failed", f"`{line}` can't be run: {error.strerror}", hint) from None
+    if ended.returncode:
+        said = (ended.stderr.strip() or ended.stdout.strip()).splitlines()
+        why = f": {shown(said[0], 200)}" if said else ""
+        raise GpuhookError("engine-restart-failed", f"`{line}` ended with status {ended.returncode}{why}", hint)
+    return True, ""

@@ -1,0 +1,412 @@
+"""Writing into engines' files, and taking it back. Nobody else writes any.
+
+`prepare` and `prepare_undo` say what would change and write nothing; `commit` does it, all or nothing. What is
+configured adds to what was; the backup is always the file as it would be without us. Each record is written before its
+file, and a record whose file was not reached is known by the file's hash, so a kill at any moment loses nothing.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from types import ModuleType
+from typing import Literal
+
+from gpuhook.engines import atomic, block
+from gpuhook.engines.host import Host
+from gpuhook.engines.model import Add, FileEdit, Proposal, Restart, Step, Undo
+from gpuhook.engines.store import Owner, Record, State, Store, digest
+from gpuhook.errors import GpuhookError
+
+_PLAIN = Host(root="", environ={})  # reads files by the paths that records have
+
+Outcome = Literal["same", "made", "changed", "restored", "removed", "taken-out", "gone", "kept"]
+
+
+@dataclass(frozen=True)
+class Change:
+    """What becomes of one file and its record.
+
+    `path` as the engine names it, `named` as this process does, `real` free of links. `before` and `after`: the
+    content, None for no file. `stored`: the record as it is in the store; `record` and `backup`: what belongs there
+    (None: no record), which is `stored` again where `keep`. `mode` is for a file that is made. `outcome` is one word
+    for it: `same`; `made`, `changed` by configuring; `restored`, `removed` to the byte; `taken-out`: our entries out of
+    a file that others changed since; `gone`; `kept`, because another engine wants it. `restart` makes the engine read
+    it.
+    """
+
+    path: str
+    named: str
+    real: str
+    before: bytes | None
+    after: bytes | None
+    outcome: Outcome
+    mode: int = 0o644
+    stored: bytes | None = None
+    record: Record | None = None
+    backup: bytes | None = None
+    keep: bool = False
+    directories: tuple[str, ...] = ()
+    restart: Restart | None = None
+    warnings: tuple[str, ...] = field(default=())
+
+    @property
+    def changes_file(self) -> bool:
+        """Whether the file itself changes."""
+        return self.before != self.after
+
+    @property
+    def writes(self) -> bool:
+        """Whether anything is written, be it the record alone."""
+        return self.changes_file or not self.keep
+
+
+def _language(form: str) -> ModuleType | None:
+    """What edits the texts of a form; None for those that are edited as a whole."""
+    if form == "json":
+        from gpuhook.engines import jsontext  # noqa: PLC0415
+
+        return jsontext
+    if form == "toml":
+        from gpuhook.engines import tomltext  # noqa: PLC0415 - tomlkit costs a docker host nothing
+
+        return tomltext
+    return None
+
+
+# --- configuring ----------------------------------------------------------------------------------------------------
+
+
+def prepare(host: Host, store: Store, proposal: Proposal, config: str = "") -> tuple[Change, ...]:
+    """What a proposal changes; nothing is written. `config`: the file that a person named with --config.
+
+    GpuhookError `engine-config-...` for a file that can't be read or edited, or that is not ours to replace;
+    `engine-undo-invalid` for a damaged store.
+    """
+    main = config or (proposal.files[0].path if proposal.files else "")
+    owner = Owner(proposal.engine, main)
+    changes = tuple(_configured(host, store, proposal, owner, edit) for edit in proposal.files)
+    seen: dict[str, str] = {}
+    for change in changes:
+        other = seen.setdefault(change.real, change.path)
+        if other != change.path:
+            raise GpuhookError(
+                "engine-config-conflict",
+                f"{other} and {change.path} are the same file, {change.real}, and gpuhook would write both",
+                "name another file: --config FILE or --drop-in FILE",
+            )
+    return changes
+
+
+def _configured(host: Host, store: Store, proposal: Proposal, owner: Owner, edit: FileEdit) -> Change:
+    named = host.real(edit.path)
+    real = os.path.realpath(named)
+    text = host.read(edit.path)
+    now = None if text is None else text.encode()
+    known = store.find(real)
+    if known is not None and known.form != edit.form:
+        raise GpuhookError(
+            "engine-config-conflict",
+            f"{edit.path} was configured in another way before ({known.form}, and now {edit.form})",
+            f"undo that first: gpuhook unconfigure {known.owners[0].engine}",
+        )
+    backup, undos = _baseline(store, known, edit, text)
+    after, new = _edited(edit, text)
+    change = Change(edit.path, named, real, now, now, "same", stored=store.raw(real), record=known, keep=True)
+    change = replace(change, restart=proposal.restart)
+    if after == text:
+        if known is None or owner in known.owners or known.state(now) is None:
+            return change
+        joined = replace(known, owners=(*known.owners, owner))
+        return replace(change, record=joined, backup=store.backup(known), keep=False)
+    applied = known is not None and now is not None and digest(now) != known.before
+    old = (State(digest(now), undos),) if now is not None and backup != now else ()
+    missing = _missing(real)
+    record = Record(
+        edit.path,
+        real,
+        edit.form,
+        tuple(dict.fromkeys([*(known.owners if known is not None and applied else ()), owner])),
+        digest(backup),
+        edit.base,
+        (*old, State(digest(after.encode()), (*undos, *new))),
+        tuple(dict.fromkeys([*(known.directories if known else ()), *missing])),
+        proposal.undo_restart or proposal.restart,
+    )
+    return replace(
+        change,
+        after=after.encode(),
+        outcome="made" if now is None else "changed",
+        mode=edit.mode,
+        record=record,
+        backup=backup,
+        keep=False,
+        directories=missing,
+    )
+
+
+def _baseline(
+    store: Store, known: Record | None, edit: FileEdit, text: str | None
+) -> tuple[bytes | None, tuple[Undo, ...]]:
+    """What the file would be without us, and how what of ours is in it now is taken back."""
+    now = None if text is None else text.encode()
+    if text is None or (known is not None and digest(now) == known.before):
+        return now, ()
+    if known is None:
+        if edit.form == "whole" and text != edit.text:
+            raise _not_ours(edit.path, "is there already, and gpuhook did not make it")
+        return (block.cut(edit.path, text).encode() if edit.form == "block" else now), ()
+    state = known.state(now)
+    if state is not None:
+        return store.backup(known), state.undos
+    if edit.form == "whole":
+        raise _not_ours(edit.path, "was changed by somebody else since gpuhook made it")
+    undos = _standing(edit, text, known.states[-1].undos)
+    return _without(known, text, undos)[0], undos
+
+
+def _standing(edit: FileEdit, text: str, undos: tuple[Undo, ...]) -> tuple[Undo, ...]:
+    """Without those whose entries somebody took out or changed: these are no longer ours."""
+    language = _language(edit.form)
+    if language is None:
+        return ()
+    last = {_entry(undo.step): undo.step for undo in undos}
+    standing = {name for name, step in last.items() if not language.apply(edit.path, text, [step])[1]}
+    return tuple(undo for undo in undos if _entry(undo.step) in standing)
+
+
+def _entry(step: Step) -> tuple[object, ...]:
+    """What two steps have in common that are about the same entry."""
+    return (*step.path, step.value) if isinstance(step, Add) else step.path
+
+
+def _edited(edit: FileEdit, text: str | None) -> tuple[str, tuple[Undo, ...]]:
+    """The text with what is ours in it, and the way back."""
+    if edit.form == "whole":
+        return edit.text, ()
+    if edit.form == "block":
+        return block.put(edit.path, edit.base if text is None else text, edit.text), ()
+    language = _language(edit.form)
+    assert language is not None
+    after: tuple[str, tuple[Undo, ...]] = language.apply(edit.path, text or "", edit.steps)
+    return after
+
+
+def _missing(real: str) -> tuple[str, ...]:
+    """The directories of a file that are not there, outermost first."""
+    found: list[str] = []
+    folder = os.path.dirname(real)
+    while not os.path.lexists(folder):
+        found.insert(0, folder)
+        folder = os.path.dirname(folder)
+    return tuple(found)
+
+
+def _not_ours(path: str, what: str) -> GpuhookError:
+    return GpuhookError(
+        "engine-config-conflict",
+        f"{path} {what}",
+        "look at it, and move it away if nobody needs it; then run this again",
+    )
+
+
+# --- undoing --------------------------------------------------------------------------------------------------------
+
+
+def prepare_undo(store: Store, engine: str, config: str = "") -> tuple[Change, ...]:
+    """What unconfiguring an engine changes; nothing is written. `config`: only what was done for that file.
+
+    GpuhookError `engine-undo-invalid` for a damaged store, or a file of our own that somebody changed since; those of
+    reading and editing.
+    """
+    records = store.records()
+    owners = {owner for record in records for owner in record.owners if owner.engine == engine}
+    if config:
+        real = os.path.realpath(config)
+        named = {owner for record in records if real == record.real for owner in record.owners}
+        owners = {item for item in owners if item in named or config == item.config}
+    changes = []
+    for record in records:
+        left = tuple(owner for owner in record.owners if owner not in owners)
+        if left == record.owners:
+            continue
+        change = Change(record.path, record.real, record.real, None, None, "kept", stored=store.raw(record.real))
+        change = replace(change, restart=record.restart)
+        if left:
+            now = _PLAIN.read_bytes(record.real)
+            kept = replace(record, owners=left)
+            changes.append(replace(change, before=now, after=now, record=kept, backup=store.backup(record)))
+        else:
+            changes.append(_undone(store, record, change))
+    return tuple(changes)
+
+
+def undo(store: Store, engine: str, config: str = "") -> tuple[Change, ...]:
+    """Prepare and commit it. GpuhookError as both say."""
+    with store.lock():
+        changes = prepare_undo(store, engine, config)
+        commit(store, changes)
+    return changes
+
+
+def _undone(store: Store, record: Record, change: Change) -> Change:
+    now = _PLAIN.read_bytes(record.real)
+    change = replace(change, before=now, after=now, directories=record.directories)
+    if digest(now) == record.before:
+        return replace(change, outcome="same")
+    if now is None:
+        return replace(change, outcome="gone")
+    change = replace(change, mode=os.stat(record.real).st_mode & 0o7777)
+    if record.state(now) is not None:
+        backup = store.backup(record)
+        return replace(change, after=backup, outcome="removed" if backup is None else "restored")
+    if record.form == "whole":
+        raise GpuhookError(
+            "engine-undo-invalid",
+            f"{record.path} is gpuhook's own file, and somebody changed it since it was written; it is left as it is",
+            f"look at it, and remove it if nobody needs it (rm {record.path}), then run this again",
+        )
+    text = _PLAIN.read(record.real)
+    assert text is not None  # it was read above
+    after, warnings = _without(record, text, record.states[-1].undos)
+    return replace(change, after=after, outcome="removed" if after is None else "taken-out", warnings=warnings)
+
+
+def _without(record: Record, text: str, undos: Sequence[Undo]) -> tuple[bytes | None, tuple[str, ...]]:
+    """The text without what is ours; None where we made the file and nobody's entries are left in it."""
+    warnings: tuple[str, ...] = ()
+    language = _language(record.form)
+    if language is None:
+        after = block.cut(record.path, text)
+        empty = after.strip() == record.base.strip()
+    else:
+        after, warnings = language.undo(record.path, text, undos)
+        empty = not after.strip() or (record.form == "json" and "".join(after.split()) == "{}")
+    return (None if empty and not record.before else after.encode()), warnings
+
+
+# --- writing --------------------------------------------------------------------------------------------------------
+
+
+def commit(store: Store, changes: Sequence[Change]) -> None:
+    """Write what was prepared: all of it, or nothing where a step fails.
+
+    GpuhookError `engine-config-not-written`: what can't be written and why, or that somebody changed a file since
+    `prepare`.
+    """
+    changes = [change for change in changes if change.writes]
+    if not changes:
+        return
+    with store.lock():
+        for change in changes:
+            _compare(store, change)
+        mask = os.umask(0o022)
+        try:
+            _Work(store, changes).run()
+        finally:
+            os.umask(mask)
+
+
+def _compare(store: Store, change: Change) -> None:
+    """Nobody changed the file, the link to it or the record since they were read."""
+    same = os.path.realpath(change.named) == change.real and _PLAIN.read_bytes(change.real) == change.before
+    if not same or store.raw(change.real) != change.stored:
+        what = "the record of it" if same else "it"
+        raise GpuhookError(
+            "engine-config-not-written",
+            f"{change.path} is as it was: somebody else changed {what} while gpuhook was at work",
+            "run this again",
+        )
+
+
+@dataclass
+class _Work:
+    """The steps of a commit, and the way back from each."""
+
+    store: Store
+    changes: Sequence[Change]
+    at: str = ""  # the path that a failure is about
+    made: list[str] = field(default_factory=list)
+    done: list[Change] = field(default_factory=list)
+
+    def run(self) -> None:
+        """All steps. GpuhookError `engine-config-not-written`, and everything as it was."""
+        try:
+            self._write()
+        except OSError as error:
+            self._back()
+            raise atomic.failed(self.at, error) from None
+        except BaseException:
+            self._back()
+            raise
+        self._clean()
+
+    def _write(self) -> None:
+        files = [change for change in self.changes if change.changes_file]
+        for change in self.changes:
+            if change.record is not None:
+                self.at = self.store.directory
+                self.store.save(change.record, change.backup)
+        for change in files:
+            self.at = change.path
+            if change.after is not None:
+                self._make(change.directories)
+                atomic.stage(change.real, change.after, change.mode)
+        for change in files:
+            self.at = change.path
+            self.done.append(change)
+            if change.after is None:
+                atomic.discard(change.real)
+                atomic.remove(change.real)
+            else:
+                atomic.put(change.real)
+
+    def _make(self, directories: Sequence[str]) -> None:
+        for folder in directories:
+            if not os.path.isdir(folder):
+                self.made.append(folder)
+                os.mkdir(folder, 0o755)
+                atomic.sync(os.path.dirname(folder))
+
+    def _back(self) -> None:
+        """As far as the system lets us; what can't be put back is known by its record all the same."""
+        for change in reversed(self.done):
+            _try(self._put_back, change)
+        for change in self.changes:
+            _try(atomic.discard, change.real)
+        for folder in reversed(self.made):
+            _try(os.rmdir, folder)
+        for change in self.changes:
+            if not change.changes_file or _PLAIN.read_bytes(change.real) == change.before:
+                _try(self.store.restore, change.real, change.stored)
+                _try(self.store.sweep, change.real)
+
+    def _put_back(self, change: Change) -> None:
+        if _PLAIN.read_bytes(change.real) == change.before:
+            return
+        if change.before is None:
+            atomic.remove(change.real)
+        else:
+            atomic.stage(change.real, change.before, change.mode)
+            atomic.put(change.real)
+
+    def _clean(self) -> None:
+        """Nothing of this can fail what is done: it is left for the next run."""
+        for change in self.changes:
+            if change.record is None:
+                if change.after is None or not change.changes_file:
+                    _try(atomic.discard, change.real)
+                if change.after is None:
+                    for folder in reversed(change.directories):
+                        _try(os.rmdir, folder)
+                _try(self.store.drop, change.real)
+            else:
+                _try(self.store.sweep, change.real)
+
+
+def _try(step: object, *words: object) -> None:
+    """Call it; what the system refuses is passed over."""
+    assert callable(step)
+    try:
+        step(*words)
+    except (OSError, GpuhookError):
+        pass
