@@ -7,22 +7,18 @@ that `runtimes` or `default-runtime` is gone from the file, and 20.10 crashes in
 default: what was configured is taken back by a start.
 """
 
-import json
-import os
 import re
 from typing import Any
 
-import jsonschema
-
-from gpuhook.engines import dockerd, jsontext
+from gpuhook.engines import dockercheck, dockerd
+from gpuhook.engines.dockerconfig import at, load, runtimes
 from gpuhook.engines.dockerd import Place
 from gpuhook.engines.host import Host
-from gpuhook.engines.model import FileEdit, Options, Proposal, Restart, Set, Step
+from gpuhook.engines.model import FileEdit, Finding, Options, Proposal, Set, Step
 from gpuhook.errors import GpuhookError, shown
 
 _RESERVED = ("runc", "io.containerd.")  # dockerd's own; a name that begins with the second is a containerd shim's
 _CDI_SINCE, _CDI_ALWAYS_SINCE = (25, 0), (28, 3)  # Docker's release notes
-_KINDS = {"object": "an object {...}", "array": "a list [...]", "string": "a string", "boolean": "true or false"}
 
 
 def propose(host: Host, options: Options) -> Proposal:
@@ -40,53 +36,21 @@ def propose(host: Host, options: Options) -> Proposal:
     if options.cdi:
         steps.append(Set(("features", "cdi"), True))
     _refuse_conflicts(place, text, document, steps)
-    notes = (*place.notes, *_kind_notes(place), *_notes(document, options))
+    notes = (*place.notes, *dockerd.context_notes(host, place), *_kind_notes(place), *_notes(document, options))
     if options.cdi:
         notes += _cdi_notes(dockerd.version(host))
     return Proposal(
         "docker",
         (FileEdit(place.path, "json", tuple(steps)),),
-        _restart(host, place, document, "CDI is set up" if options.cdi else ""),
+        dockerd.restart(host, place, document, "CDI is set up" if options.cdi else ""),
         notes,
-        undo_restart=_restart(host, place, document, "dockerd forgets a runtime"),
+        undo_restart=dockerd.restart(host, place, document, "dockerd forgets a runtime"),
     )
 
 
-def load(host: Host, path: str) -> tuple[dict[str, Any], str]:
-    """A daemon.json as (document, text); a file that is not there is empty.
-
-    GpuhookError `engine-config-unreadable`, or `engine-config-invalid` with file and line.
-    """
-    text = host.read(path) or ""
-    document = jsontext.parse(path, text)
-    validate(path, text, document)
-    return document, text
-
-
-def validate(path: str, text: str, document: dict[str, Any]) -> None:
-    """GpuhookError `engine-config-invalid` with file and line where a key has a type that dockerd can't read."""
-    with open(os.path.join(os.path.dirname(__file__), "docker-schema.json"), encoding="utf-8") as file:
-        validator = jsonschema.Draft202012Validator(json.load(file))
-    errors = sorted(validator.iter_errors(document), key=lambda error: [str(key) for key in error.absolute_path])
-    if not errors:
-        return
-    keys = [str(key) for key in errors[0].absolute_path]
-    named = [key for key in errors[0].absolute_path if isinstance(key, str)]
-    wanted = [_KINDS[kind] for kind in errors[0].validator_value if kind in _KINDS]
-    if isinstance(errors[0].validator_value, str):
-        wanted = [_KINDS[errors[0].validator_value]]
-    raise GpuhookError(
-        "engine-config-invalid",
-        f"{_at(path, text, tuple(named))}: `{'.'.join(keys)}` must be {' or '.join(wanted)} for dockerd, "
-        f"and is {shown(json.dumps(errors[0].instance))}",
-        "correct that line; nothing was changed",
-    )
-
-
-def _at(path: str, text: str, keys: tuple[str, ...]) -> str:
-    """`file:line` of a key."""
-    line = jsontext.line_of(text, keys)
-    return f"{path}:{line}" if line else path
+def check(host: Host, options: Options) -> tuple[Finding, ...]:
+    """Would a GPU container work through this host's dockerd. GpuhookError `engine-not-found` where there is none."""
+    return dockercheck.check(host, options)
 
 
 def _supported(options: Options) -> None:
@@ -124,11 +88,6 @@ def _entry(document: dict[str, Any], options: Options) -> dict[str, Any]:
     if isinstance(there, dict) and there.get("path") == options.runtime and not there.get("runtimeType"):
         return there
     return {"path": options.runtime}
-
-
-def runtimes(document: dict[str, Any]) -> dict[str, Any]:
-    """`runtimes`; null is as good as none for dockerd."""
-    return document.get("runtimes") or {}
 
 
 def _notes(document: dict[str, Any], options: Options) -> tuple[str, ...]:
@@ -174,34 +133,7 @@ def _refuse_conflicts(place: Place, text: str, document: dict[str, Any], steps: 
             if value:
                 raise GpuhookError(
                     "engine-config-conflict",
-                    f"`{key}` would be set by {_at(place.path, text, (key,) if key in document else ())} and is set by "
+                    f"`{key}` would be set by {at(place.path, text, (key,) if key in document else ())} and is set by "
                     f"--{flag} {shown(value)} on the command line of {daemon.source}: dockerd does not start with both",
                     f"take --{flag} off that command line, start dockerd anew and run this again",
                 )
-
-
-def _restart(host: Host, place: Place, document: dict[str, Any], why: str) -> Restart:
-    """A reload where that does; running containers go on in it. `why`: what happens at the start alone."""
-    pid = place.pid
-    if any(daemon.flag("add-runtime") for daemon in place.daemons):
-        why = why or "a reload forgets the runtimes of --add-runtime; the file is read"
-    kept = "running containers go on (live-restore)" if document.get("live-restore") else "it stops running containers"
-    if place.kind == "snap":
-        return Restart(("snap", "restart", "docker"), f"dockerd reads its file in `snap restart docker`; {kept}")
-    systemd = host.exists("/run/systemd/system")
-    control = ("systemctl", "--user") if place.kind == "rootless" else ("systemctl",)
-    if not pid:
-        how = f" (`{' '.join(control)} start docker`)" if systemd else ""
-        return Restart((), f"dockerd does not run: it reads the file when it starts{how}")
-    if not why:
-        # rootlesskit stands between systemd and a rootless dockerd; the signal is for dockerd itself
-        reload = systemd and place.kind == "system"
-        command = (*control, "reload", "docker") if reload else ("kill", "-HUP", str(pid))
-        return Restart(command, f"dockerd reads its file in `{' '.join(command)}`; running containers go on")
-    if systemd:
-        command = (*control, "restart", "docker")
-    elif place.kind == "system" and host.exists("/etc/init.d/docker") and host.which("service"):
-        command = ("service", "docker", "restart")
-    else:
-        return Restart((), f"{why} when dockerd starts: end process {pid} and start dockerd as before; {kept}")
-    return Restart(command, f"{why} when dockerd starts: `{' '.join(command)}`; {kept}")

@@ -7,10 +7,11 @@ A host may have Docker's or a distribution's dockerd, the snap's, and one per us
 import os
 import re
 import shlex
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from gpuhook.engines.host import Host
+from gpuhook.engines.model import Restart
 from gpuhook.errors import GpuhookError, shown
 
 Kind = Literal["system", "rootless", "snap"]
@@ -20,7 +21,7 @@ SYSTEM_CONFIG = "/etc/docker/daemon.json"
 SNAP_CONFIG = "/var/snap/docker/current/config/daemon.json"
 _SNAP_REVISION = re.compile(r"^/var/snap/docker/[^/]+/config/daemon\.json$")
 _PROGRAMS = ("/usr/bin/dockerd", "/usr/sbin/dockerd", "/usr/local/bin/dockerd", "/usr/local/sbin/dockerd")
-_FLAGS = ("config-file", "add-runtime", "default-runtime", "feature", "pidfile")
+_FLAGS = ("config-file", "add-runtime", "default-runtime", "feature", "host")
 
 
 @dataclass(frozen=True)
@@ -71,20 +72,15 @@ def find(host: Host, config: str) -> Place:
     daemons = running(host)
     mine = tuple(daemon for daemon in daemons if daemon.uid == host.uid)
     unit = _unit(host)
-    notes = _context_notes(host)
     if config:
         readers = tuple(d for d in (*mine, *unit) if same_file(host, _reads(host, d), config))
-        others = [d for d in mine if d not in readers]
-        if others and not any(d.pid for d in readers):
-            notes += tuple(f"{d.source} reads {_reads(host, d)}, not {config}" for d in others)
         kind: Kind = readers[0].kind if readers else _kind_of(host, config)
-        return Place(config, kind, readers, notes)
-    if host.uid != 0:
-        return _rootless(host, mine, unit, daemons, notes)
-    return _rootful(host, mine, unit, daemons, notes)
+        others = () if any(d.pid for d in readers) else mine
+        return Place(config, kind, readers, tuple(f"{d.source} reads {_reads(host, d)}, not {config}" for d in others))
+    return _rootless(host, mine, unit, daemons) if host.uid else _rootful(host, mine, unit, daemons)
 
 
-def _rootful(host: Host, mine: _Daemons, unit: _Daemons, everybody: _Daemons, notes: tuple[str, ...]) -> Place:
+def _rootful(host: Host, mine: _Daemons, unit: _Daemons, everybody: _Daemons) -> Place:
     snap = host.exists("/snap/docker/current") or host.exists("/var/snap/docker/current")
     snap = snap or any(d.kind == "snap" for d in mine)
     # /etc/docker alone is no docker where the snap is: that folder is what guides and tools leave there.
@@ -102,8 +98,9 @@ def _rootful(host: Host, mine: _Daemons, unit: _Daemons, everybody: _Daemons, no
             hint,
         )
     kind: Kind = "snap" if snap and (not system or ("snap" in runs and "system" not in runs)) else "system"
-    readers = tuple(d for d in (*mine, *unit) if d.kind == kind)
-    path = next((d.config for d in readers if d.config), SNAP_CONFIG if kind == "snap" else SYSTEM_CONFIG)
+    usual = SNAP_CONFIG if kind == "snap" else SYSTEM_CONFIG
+    place = _place(host, kind, tuple(d for d in (*mine, *unit) if d.kind == kind), usual)
+    notes, path = place.notes, place.path
     if snap and system:
         other = SNAP_CONFIG if kind == "system" else SYSTEM_CONFIG
         why = "which runs" if kind in runs else "which a program of this host can be given to"
@@ -111,10 +108,10 @@ def _rootful(host: Host, mine: _Daemons, unit: _Daemons, everybody: _Daemons, no
         notes += (f"two dockers are on this host; this is for {what}, {why}: for the other: --config {other}",)
     elif kind == "snap" and host.exists(SYSTEM_CONFIG):
         notes += (f"docker is a snap here and reads {path}; nothing reads {SYSTEM_CONFIG}",)
-    return Place(path, kind, _readers(host, readers, path), notes)
+    return replace(place, notes=notes)
 
 
-def _rootless(host: Host, mine: _Daemons, unit: _Daemons, everybody: _Daemons, notes: tuple[str, ...]) -> Place:
+def _rootless(host: Host, mine: _Daemons, unit: _Daemons, everybody: _Daemons) -> Place:
     usual = f"{host.config_home}/docker/daemon.json"
     units = (f"{host.config_home}/systemd/user/docker.service", "/usr/lib/systemd/user/docker.service")
     there = mine or unit or host.exists(usual) or any(host.exists(path) for path in units)
@@ -127,15 +124,20 @@ def _rootless(host: Host, mine: _Daemons, unit: _Daemons, everybody: _Daemons, n
             if rootful
             else "install docker, or name its file: --config FILE",
         )
-    readers = (*mine, *unit)
-    path = next((d.config for d in readers if d.config), usual)
+    place = _place(host, "rootless", (*mine, *unit), usual)
     if not mine and any(d.uid == 0 for d in everybody):
-        notes += (f"{path} is for a rootless dockerd, and none runs; for the system's docker, run this as root",)
-    return Place(path, "rootless", _readers(host, readers, path), notes)
+        note = f"{place.path} is for a rootless dockerd, and none runs; for the system's docker, run this as root"
+        return replace(place, notes=(*place.notes, note))
+    return place
 
 
-def _readers(host: Host, daemons: tuple[Daemon, ...], path: str) -> tuple[Daemon, ...]:
-    return tuple(d for d in daemons if same_file(host, _reads(host, d), path))
+def _place(host: Host, kind: Kind, daemons: _Daemons, usual: str) -> Place:
+    """The file of the first daemon, and who reads it too; processes come before the unit."""
+    path = _reads(host, daemons[0]) if daemons else usual
+    readers = tuple(d for d in daemons if same_file(host, _reads(host, d), path))
+    others = (d for d in daemons if d not in readers)
+    notes = tuple(f"{d.source} reads another file than {path}: for it: --config {_reads(host, d)}" for d in others)
+    return Place(path, kind, readers, notes)
 
 
 def _reads(host: Host, daemon: Daemon) -> str:
@@ -177,8 +179,19 @@ def running(host: Host) -> tuple[Daemon, ...]:
         kind: Kind = "rootless" if uid else "system"
         if any(f"{word}/".find("/snap/docker/") >= 0 for word in argv):
             kind = "snap"
-        found.append(Daemon(kind, uid, f"the running dockerd (pid {pid})", _flags(argv), pid))
+        flags = tuple((name, _absolute(host, folder, name, value)) for name, value in _flags(argv))
+        found.append(Daemon(kind, uid, f"the running dockerd (pid {pid})", flags, pid))
     return tuple(sorted(found, key=lambda daemon: daemon.pid))
+
+
+def _absolute(host: Host, folder: str, name: str, value: str) -> str:
+    """A flag's value; a file's path is relative to where the process is."""
+    if name != "config-file" or os.path.isabs(value):
+        return value
+    try:
+        return os.path.normpath(os.path.join(os.readlink(host.real(f"{folder}/cwd")), value))
+    except OSError:
+        return ""
 
 
 def _proc(host: Host, path: str) -> bytes:
@@ -194,8 +207,10 @@ def _flags(argv: list[str]) -> tuple[tuple[str, str], ...]:
     found = []
     for word, after in zip(argv[1:], [*argv[2:], ""], strict=True):
         name, equals, value = word.removeprefix("--").partition("=")
-        if word == "-p":
-            name = "pidfile"
+        if word == "-H":
+            name = "host"
+        elif word.startswith("-H"):
+            name, equals, value = "host", "=", word[2:].removeprefix("=")
         elif not word.startswith("--") or name not in _FLAGS:
             continue
         found.append((name, value if equals else after))
@@ -261,28 +276,40 @@ def _expanded(command: str, variables: dict[str, str]) -> list[str]:
     return argv
 
 
-def context(host: Host) -> tuple[str, str]:
-    """Whom the docker command talks to instead of this host's dockerd: (what says so, what it says), else two ``."""
+def sockets(host: Host, place: Place) -> tuple[str, ...]:
+    """The addresses of unix sockets at which the daemon of a place listens."""
+    named = [value for daemon in place.daemons for key, value in daemon.flags if key == "host"]
+    named = [value for value in named if value.startswith("unix://")]
+    if place.kind == "rootless":
+        folder = host.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{host.uid}"
+        return (*named, f"unix://{folder}/docker.sock")
+    return (*named, "unix:///var/run/docker.sock", "unix:///run/docker.sock")
+
+
+def context(host: Host, place: Place) -> tuple[str, str]:
+    """Whom the docker command talks to instead of the daemon of `place`: (what says so, what it says), else two ``."""
     address = host.environ.get("DOCKER_HOST", "")
     if address:
-        local = ("unix:///var/run/docker.sock", "unix:///run/docker.sock")
-        rootless = f"unix://{host.environ.get('XDG_RUNTIME_DIR') or f'/run/user/{host.uid}'}/docker.sock"
-        return ("", "") if address in (*local, rootless) else ("DOCKER_HOST", address)
+        return ("", "") if address in sockets(host, place) else ("DOCKER_HOST", address)
     name = host.environ.get("DOCKER_CONTEXT") or (host.ask("docker", "context", "show") or "").strip()
-    return ("", "") if name in ("", "default", "rootless") else ("docker's context", name)
+    if name in ("", "default"):
+        return "", ""
+    address = (host.ask("docker", "context", "inspect", name, "--format", "{{.Endpoints.docker.Host}}") or "").strip()
+    return ("", "") if address in sockets(host, place) else ("docker's context", name)
 
 
-def _context_notes(host: Host) -> tuple[str, ...]:
-    what, value = context(host)
+def context_notes(host: Host, place: Place) -> tuple[str, ...]:
+    """What `context` found, as sentences."""
+    what, value = context(host, place)
     if not what:
         return ()
-    if value.startswith("desktop-"):
+    if "desktop" in value:
         return (
             f"{what} is {shown(value)}: the docker command talks to Docker Desktop, whose daemon runs in a virtual "
-            "machine and reads none of this host's files; `docker context use default` is for the dockerd of this host",
+            "machine and reads none of this host's files; `docker context use default` is for this host's dockerd",
         )
     return (
-        f"{what} is {shown(value)}: the docker command talks to another daemon than the one that is configured here",
+        f"{what} is {shown(value)}: the docker command talks to another daemon than the one that reads {place.path}",
     )
 
 
@@ -290,3 +317,30 @@ def version(host: Host) -> tuple[int, int] | None:
     """Major and minor version of the dockerd in PATH, None where it can't be told."""
     match = re.search(r"version (\d{1,4})\.(\d{1,4})", host.ask("dockerd", "--version") or "", re.ASCII)
     return (int(match[1]), int(match[2])) if match else None
+
+
+def restart(host: Host, place: Place, document: dict[str, Any], why: str) -> Restart:
+    """A reload where that does; running containers go on in it. `why`: what happens at the start alone."""
+    pid = place.pid
+    if any(daemon.flag("add-runtime") for daemon in place.daemons):
+        why = why or "a reload forgets the runtimes of --add-runtime; the file is read"
+    kept = "running containers go on (live-restore)" if document.get("live-restore") else "it stops running containers"
+    if place.kind == "snap":
+        return Restart(("snap", "restart", "docker"), f"dockerd reads its file in `snap restart docker`; {kept}")
+    systemd = host.exists("/run/systemd/system")
+    control = ("systemctl", "--user") if place.kind == "rootless" else ("systemctl",)
+    if not pid:
+        how = f" (`{' '.join(control)} start docker`)" if systemd else ""
+        return Restart((), f"dockerd does not run: it reads the file when it starts{how}")
+    if not why:
+        # rootlesskit stands between systemd and a rootless dockerd; the signal is for dockerd itself
+        reload = systemd and place.kind == "system"
+        command = (*control, "reload", "docker") if reload else ("kill", "-HUP", str(pid))
+        return Restart(command, f"dockerd reads its file in `{' '.join(command)}`; running containers go on")
+    if systemd:
+        command = (*control, "restart", "docker")
+    elif place.kind == "system" and host.exists("/etc/init.d/docker") and host.which("service"):
+        command = ("service", "docker", "restart")
+    else:
+        return Restart((), f"{why} when dockerd starts: end process {pid} and start dockerd as before; {kept}")
+    return Restart(command, f"{why} when dockerd starts: `{' '.join(command)}`; {kept}")

@@ -1,0 +1,249 @@
+"""What `gpuhook doctor --engine docker` looks at: daemon.json as dockerd reads it, and the dockerd that runs."""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from gpuhook.engines import dockerd
+from gpuhook.engines.dockerconfig import at, load, runtimes
+from gpuhook.engines.dockerd import Place
+from gpuhook.engines.host import Host
+from gpuhook.engines.model import Finding, Options
+from gpuhook.errors import GpuhookError, shown
+
+_CONFIGURE = "gpuhook configure docker"
+_CDI_SINCE = (25, 0)  # Docker's release notes
+
+
+@dataclass(frozen=True)
+class _View:
+    """What the checks look at. `known`: the runtimes that dockerd has after a start; `ours`: gpuhook's among them."""
+
+    host: Host
+    options: Options
+    place: Place
+    text: str
+    document: dict[str, Any]
+    known: dict[str, Any]
+    ours: tuple[str, ...]
+
+    def at(self, *keys: str) -> str:
+        """`file:line` of a key."""
+        return at(self.place.path, self.text, keys)
+
+    def restart(self, why: str = "") -> str:
+        """The sentence of how dockerd reads its file."""
+        return dockerd.restart(self.host, self.place, self.document, why).sentence
+
+    @property
+    def default(self) -> str:
+        """The default runtime after a start."""
+        flags = [daemon.flag("default-runtime") for daemon in self.place.daemons]
+        return self.document.get("default-runtime") or next((name for name in flags if name), "runc")
+
+
+def check(host: Host, options: Options) -> tuple[Finding, ...]:
+    """The findings. GpuhookError `engine-not-found` where no docker is here."""
+    place = dockerd.find(host, options.config)
+    findings = [Finding("note", "docker", note) for note in place.notes]
+    findings += _context(host, place)
+    if place.kind == "snap":
+        text = "docker is a snap here: its confinement lets dockerd run no program from outside of the snap"
+        findings.append(Finding("problem", "snap", text, "install Docker's or the distribution's package instead"))
+    try:
+        document, text = load(host, place.path)
+    except GpuhookError as error:
+        return (*findings, Finding("problem", "config-file", error.message, error.hint))
+    findings.append(_file(host, place))
+    findings += _command_line(place, text, document)
+    known = _known(place, document)
+    ours = tuple(name for name, entry in known.items() if _is_ours(host, _path(entry), options))
+    view = _View(host, options, place, text, document, known, ours)
+    for part in (_registered, _default, _running, _others):
+        findings += part(view)
+    return tuple(findings)
+
+
+def _context(host: Host, place: Place) -> Iterator[Finding]:
+    for note in dockerd.context_notes(host, place):
+        yield Finding("problem", "context", note, "docker context use default\nunset DOCKER_HOST DOCKER_CONTEXT")
+
+
+def _file(host: Host, place: Place) -> Finding:
+    if host.exists(place.path):
+        return Finding("ok", "config-file", f"{place.path} can be read, and its keys have the types that dockerd wants")
+    return Finding("note", "config-file", f"{place.path} is not there: dockerd has its command line alone")
+
+
+def _command_line(place: Place, text: str, document: dict[str, Any]) -> Iterator[Finding]:
+    """Keys that dockerd finds twice: it does not start then, in whatever state it runs now."""
+    for key, flag in (("default-runtime", "default-runtime"), ("features", "feature")):
+        for daemon in place.daemons:
+            if key in document and daemon.flag(flag):
+                yield Finding(
+                    "problem",
+                    "command-line",
+                    f"dockerd does not start: `{key}` is set by {at(place.path, text, (key,))} and by --{flag} "
+                    f"{shown(daemon.flag(flag))} of {daemon.source}",
+                    f"take --{flag} off that command line",
+                )
+
+
+def _known(place: Place, document: dict[str, Any]) -> dict[str, Any]:
+    """The runtimes that dockerd has after a start: those of its command line, and those of the file before them."""
+    flags = [value for daemon in place.daemons for key, value in daemon.flags if key == "add-runtime"]
+    pairs = (value.partition("=") for value in flags)
+    return {name: {"path": path} for name, _, path in pairs} | runtimes(document)
+
+
+def _path(entry: object) -> str:
+    return (entry.get("path") or "") if isinstance(entry, dict) else ""
+
+
+def _is_ours(host: Host, path: str, options: Options) -> bool:
+    """Whether a runtime's program is gpuhook's: the one of this installation, or one of that name."""
+    if os.path.basename(path) == "gpuhook-runtime":
+        return True
+    return bool(path) and dockerd.same_file(host, path, options.runtime)
+
+
+def _registered(view: _View) -> Iterator[Finding]:
+    name = view.options.runtime_name
+    if "runc" in runtimes(view.document):
+        where = view.at("runtimes", "runc")
+        yield Finding(
+            "problem", "runtime", f"{where}: dockerd does not start: `runc` is its own name", "rename that entry"
+        )
+    if not view.ours:
+        if name in view.known:
+            program = shown(_path(view.known[name]) or view.known[name])
+            what = f"the runtime {shown(name)} is {program}, and not gpuhook's"
+            where = view.at("runtimes", name)
+            yield Finding("problem", "runtime", f"{where}: {what}", f"{_CONFIGURE} --runtime-name {name}")
+        else:
+            yield Finding("problem", "runtime", f"{view.place.path} has no runtime that is gpuhook's", _CONFIGURE)
+        return
+    for own in view.ours:
+        path = _path(view.known[own])
+        yield _program(view.host, view.at("runtimes", own), own, path)
+        if view.known[own].get("runtimeType"):
+            where = view.at("runtimes", own, "runtimeType")
+            what = f"{where}: the runtime {shown(own)} has a `path` and a `runtimeType`; dockerd takes one of them"
+            yield Finding("problem", "runtime", what, f"take `runtimeType` out, then: {_CONFIGURE}")
+        if not dockerd.same_file(view.host, path, view.options.runtime) and os.path.isabs(path):
+            what = f"the runtime {shown(own)} is another installation's gpuhook, {path}"
+            what += f"; this one's is {view.options.runtime}"
+            yield Finding("warning", "runtime", what, f"{_CONFIGURE} --runtime-name {own}")
+
+
+def _program(host: Host, where: str, name: str, path: str) -> Finding:
+    """Whether dockerd can start a runtime's program; one without a folder is looked up in PATH."""
+    real = host.real(path) if "/" in path else host.which(path) or ""
+    hint = f"install gpuhook, or: {_CONFIGURE} --runtime-name {name}"
+    if not os.path.exists(real):
+        what = "is not there" if "/" in path else "is not in PATH"
+        return Finding("problem", "runtime", f"{where}: the runtime {shown(name)} is {path}, which {what}", hint)
+    if os.path.isdir(real) or not os.access(real, os.X_OK):
+        what = f"{where}: the runtime {shown(name)} is {path}, which is no program that can be executed"
+        return Finding("problem", "runtime", what, hint)
+    return Finding("ok", "runtime", f"the runtime {shown(name)} is gpuhook's, {path}")
+
+
+def _default(view: _View) -> Iterator[Finding]:
+    name = view.default
+    if name not in view.known and name != "runc" and not name.startswith("io.containerd."):
+        where = view.at("default-runtime")
+        what = f"{where}: dockerd does not start: the default runtime {shown(name)} is not among the runtimes"
+        yield Finding("problem", "default-runtime", what, "name one of `runtimes`, or take `default-runtime` out")
+    elif name in view.ours:
+        yield Finding("ok", "default-runtime", f"{shown(name)} is the default runtime: no container needs --runtime")
+    elif view.ours:
+        what = f"the default runtime is {shown(name)}"
+        what += f": a container gets its GPUs with `docker run --runtime {view.ours[0]}`"
+        yield Finding("note", "default-runtime", what, f"{_CONFIGURE} --runtime-name {view.ours[0]} --default-runtime")
+
+
+def _running(view: _View) -> Iterator[Finding]:
+    """Whether the dockerd that runs has read its file since it was changed."""
+    host, place = view.host, view.place
+    if host.which("docker") is None:
+        yield Finding("warning", "daemon", "there is no docker command in PATH: the running dockerd can't be asked")
+        return
+    address = next(iter(dockerd.sockets(host, place)))
+    answer = host.ask("docker", "--host", address, "info", "--format", "{{json .}}")
+    try:
+        info = json.loads(answer or "{}")
+    except ValueError:
+        info = {}
+    if not isinstance(info, dict) or not info.get("ServerVersion"):
+        what = f"dockerd does not answer at {address}: what it knows can't be told"
+        yield Finding("warning", "daemon", what, f"docker --host {address} info" if place.pid else view.restart())
+        return
+    if "Docker Desktop" in str(info.get("OperatingSystem")):
+        what = "the daemon that answers is Docker Desktop's, in a virtual machine: it reads none of this host's files"
+        yield Finding("problem", "daemon", what, "use a dockerd of this host: docker context use default")
+        return
+    yield from _stale(view, info)
+    yield from _settings(info)
+
+
+def _stale(view: _View, info: dict[str, Any]) -> Iterator[Finding]:
+    has = info.get("Runtimes")
+    has = has if isinstance(has, dict) else {}
+    version = shown(info["ServerVersion"])
+    missing = [name for name in view.ours if _path(has.get(name)) != _path(view.known[name])]
+    hint = view.restart()
+    for name in missing:
+        what = f"the running dockerd {version} does not know the runtime {shown(name)} as {_path(view.known[name])}"
+        yield Finding("problem", "daemon", f"{what}: it has not read {view.place.path} since", hint)
+    if view.ours and not missing:
+        yield Finding("ok", "daemon", f"the running dockerd {version} knows the runtime {shown(view.ours[0])}")
+    wanted, default = view.default, info.get("DefaultRuntime") or "runc"
+    if wanted != default:
+        what = f"the running dockerd's default runtime is {shown(default)}, and is {shown(wanted)} after its next start"
+        level: Literal["problem", "warning"] = "problem" if wanted in view.ours else "warning"
+        # a reload does not notice that the key is gone
+        why = "" if "default-runtime" in view.document else "the default runtime goes back to runc"
+        yield Finding(level, "default-runtime", what, view.restart(why))
+    cdi = (view.document.get("features") or {}).get("cdi")
+    if cdi and _version(info) < _CDI_SINCE:
+        what = f"`features.cdi` does nothing in dockerd {version}: 25.0 is the first that has CDI"
+        yield Finding("warning", "cdi", what, "use the runtime, or a newer docker")
+    elif cdi and not info.get("CDISpecDirs"):
+        what = "the running dockerd has no CDI yet: `features.cdi` is read when it starts"
+        yield Finding("warning", "cdi", what, view.restart("CDI is set up"))
+
+
+def _version(info: dict[str, Any]) -> tuple[int, ...]:
+    parts = str(info.get("ServerVersion")).split(".")[:2]
+    return tuple(int(part) if part.isascii() and part.isdigit() else 0 for part in parts)
+
+
+def _settings(info: dict[str, Any]) -> Iterator[Finding]:
+    """What else of the daemon bears on GPUs."""
+    security = info.get("SecurityOptions")
+    if isinstance(security, list) and "name=userns" in security:
+        what = "containers run in user namespaces (userns-remap): they open the host's device nodes as another user"
+        yield Finding(
+            "note", "userns-remap", what, "the nodes below /dev/nvidia* must be open to everybody (mode 0666)"
+        )
+    if info.get("CgroupDriver") == "systemd":
+        what = "the cgroups are systemd's; gpuhook's devices are in the container's specification"
+        yield Finding("ok", "cgroup-driver", f"{what}, so `systemctl daemon-reload` leaves them there")
+    if info.get("CgroupDriver") == "none":
+        what = "dockerd makes no cgroups (rootless, cgroup v1): no rule keeps a container from devices it can open"
+        yield Finding("note", "cgroup-driver", what)
+
+
+def _others(view: _View) -> Iterator[Finding]:
+    for name, entry in view.known.items():
+        if name not in view.ours and os.path.basename(_path(entry)).startswith("nvidia-container-runtime"):
+            what = f"the runtime {shown(name)} is NVIDIA's, {_path(entry)}: containers that name it bypass gpuhook"
+            yield Finding("note", "nvidia", what, f"{_CONFIGURE} --runtime-name {name}")
+    if view.document.get("userns-remap") and not view.place.pid:
+        what = "`userns-remap` is set: containers open the host's device nodes as another user"
+        yield Finding(
+            "note", "userns-remap", what, "the nodes below /dev/nvidia* must be open to everybody (mode 0666)"
+        )
