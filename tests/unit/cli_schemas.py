@@ -186,3 +186,20 @@ DOCTOR = these(
     ),
     error=maybe(FAILURE),
 )
+CONFIGURE = these(
+    engine={"enum": ["docker", "containerd", "crio", "podman"]},
+    changed=FLAG,
+    dry_run=FLAG,
+    files=many(
+        these(
+            path=TEXT,
+            outcome={"enum": ["same", "made", "changed", "restored", "removed", "taken-out", "gone", "kept"]},
+            changed=FLAG,
+            diff=TEXT,
+        )
+    ),
+    restart=these(needed=FLAG, command=many(TEXT), sentence=TEXT, done=FLAG, why_not=TEXT),
+    notes=many(TEXT),
+    warnings=many(TEXT),
+    error=maybe(FAILURE),
+)

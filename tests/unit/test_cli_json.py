@@ -52,6 +52,9 @@ CASES: dict[str, tuple[list[str], int, schemas.Schema]] = {
     "check not met": (["check", "cuda>=99", "--driver", "535.161.08", "--brand", "tesla"], 41, schemas.CHECK),
     "check that can't be parsed": (["check", "cuda>>1"], 40, schemas.CHECK),
     "config show": (["config", "show"], 0, schemas.CONFIG_SHOW),
+    "configure": (["configure", "docker", "--config", "{folder}/daemon.json"], 0, schemas.CONFIGURE),
+    "configure a broken file": (["configure", "docker", "--config", "{folder}/full"], 91, schemas.FAILED),
+    "unconfigure what is not configured": (["unconfigure", "docker"], 0, schemas.CONFIGURE),
     "explain without its bundle": (["explain", "{folder}/nowhere"], 20, schemas.FAILED),
     "check misspelt": (["check", "cuda>=12.4", "--frob"], 2, schemas.FAILED),
     "list of no capability": (["list", "--capability", "frob"], 2, schemas.FAILED),
@@ -77,6 +80,10 @@ def told(folder: Path, capsys: pytest.CaptureFixture[str]) -> Print:
         spec = bundles.config(env=env)
         spec["root"]["path"] = str(image("glibc"))
         (folder / name / "config.json").write_text(json.dumps(spec))
+    program = folder / "prefix/usr/bin/gpuhook-runtime"  # engines are told of no program that is not there
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
     (folder / "state.json").write_text(json.dumps({**STATE, "bundle": str(full)}))
     (folder / "image.json").write_text(json.dumps({"config": {"Env": [ALL], "Labels": {"com.nvidia.x": "1"}}}))
 

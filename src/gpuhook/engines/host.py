@@ -75,12 +75,15 @@ class Host:
             return None
         except OSError as error:
             raise _unreadable(path, f"{error.strerror}", "run this as the user whose file it is") from None
-        with open(fd, "rb") as file:
+        try:
             kind = os.fstat(fd).st_mode >> 12
-            if kind != 0o10:
+            if kind != 0o10:  # before open(), which takes no directory
                 what = "a directory" if kind == 0o4 else "no regular file"
                 raise _unreadable(path, f"it is {what}", "name the engine's configuration file: --config FILE")
-            data = file.read(_LIMIT + 1)
+            with open(fd, "rb", closefd=False) as file:
+                data = file.read(_LIMIT + 1)
+        finally:
+            os.close(fd)
         if len(data) > _LIMIT:
             raise _unreadable(path, "it is larger than 4 MiB", "name the engine's configuration file: --config FILE")
         return data
