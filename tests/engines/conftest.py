@@ -75,3 +75,9 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str, Machine], None
         assert text == (file.read_text() if file.exists() else ""), f"{file.name}: see --update-golden"
 
     return compare
+
+
+@pytest.fixture(scope="session")
+def system() -> Path:
+    """The root file system that engines come from; the long runs have others."""
+    return Path("/")

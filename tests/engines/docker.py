@@ -25,6 +25,7 @@ class Docker:
         self.config = self.folder / "daemon.json"
         self.log = self.folder / "dockerd.log"
         self.socket = self.folder / "docker.sock"
+        self.env = {"DOCKER_HOST": f"unix://{self.socket}"}  # for whoever calls the client
         self._daemon: Running | None = None
 
     def start(self, env: Mapping[str, str] | None = None) -> None:
@@ -74,11 +75,11 @@ class Docker:
 
     def __call__(self, *arguments: str | Path, timeout: float = 60, text: str = "") -> Result:
         """One call of the client."""
-        return self.machine.run("docker", f"--host=unix://{self.socket}", *arguments, timeout=timeout, text=text)
+        return self.machine.run("docker", *arguments, env=self.env, timeout=timeout, text=text)
 
     def begin(self, *arguments: str | Path) -> Running:
         """A call of the client that is not waited for."""
-        return self.machine.start("docker", f"--host=unix://{self.socket}", *arguments)
+        return self.machine.start("docker", *arguments, env=self.env)
 
     def check(self, *arguments: str | Path) -> str:
         """The output of a call that must not fail."""

@@ -51,7 +51,7 @@ class Machine:
         self._see = see
         self._holder: subprocess.Popen[str] | None = None
         self._pid = 0
-        self._daemons: list[Running] = []
+        self._running: list[Running] = []
 
     def __enter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -98,8 +98,8 @@ class Machine:
             holder.kill()  # its child goes with it: --kill-child
             holder.wait(20)
         holder.stdout.close()
-        for daemon in self._daemons:
-            daemon.kill()
+        for running in self._running:
+            running.kill()
         for top in [*Path("/sys/fs/cgroup").glob(f"*/{self.cgroup}"), Path("/sys/fs/cgroup") / self.cgroup]:
             wait(functools.partial(_removed, top), f"the cgroup {top} to be empty", 10)
 
@@ -127,12 +127,15 @@ class Machine:
         self, *argv: str | Path, user: int = 0, env: Mapping[str, str] | None = None, text: str = ""
     ) -> "Running":
         """As `run`, but not waited for."""
-        return Running(self.enter(*argv, user=user), environment(env), text)
+        return self._keep(Running(self.enter(*argv, user=user), environment(env), text))
 
     def daemon(self, *argv: str | Path, log: Path, env: Mapping[str, str] | None = None) -> "Running":
         """Start a program that lasts until it is told to end, or as long as the machine."""
-        self._daemons.append(Running(self.enter(*argv), environment(env), log=log))
-        return self._daemons[-1]
+        return self._keep(Running(self.enter(*argv), environment(env), log=log))
+
+    def _keep(self, running: "Running") -> "Running":
+        self._running = [*(each for each in self._running if not each.closed), running]
+        return running
 
     def check(self, *argv: str | Path, **options: object) -> str:
         """`run`, and the output of a program that must not fail."""
@@ -175,6 +178,11 @@ class Running:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.kill()
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was killed, or had ended and was let go."""
+        return self._out.closed
 
     @property
     def ended(self) -> bool:

@@ -1,49 +1,262 @@
-"""docker with gpuhook: configured by `gpuhook configure docker`, real containers with the simulated driver."""
+"""docker with gpuhook: configured by `gpuhook configure docker`, real containers with the simulated driver.
 
+tests/long/engines.py runs these tests with newer systems, by a fixture `system` of its own.
+"""
+
+import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.engines.archive import GPU
-from tests.engines.configure import configure
+from tests import bundles
+from tests.conftest import World
+from tests.engines.archive import ALL, GPU, NEWER, PLAIN
+from tests.engines.configure import configure, unconfigure
 from tests.engines.docker import Docker
+from tests.engines.machine import Machine
 from tests.engines.results import Results
+from tests.images import CHECKOUT
 
 pytestmark = pytest.mark.runc
 
 KINDS = (("runc", "v1"), ("runc", "v2"), ("runc", "host"), ("crun", "v1"))
-SEES = "dlopen:libcuda.so.1"
-FOUND = "dlopen:libcuda.so.1: ok libcuda.so 580.95.05"
+FIRST = (("runc", "v1"),)
+LIBCUDA = "dlopen:libcuda.so.1"
+FOUND = "dlopen:libcuda.so.1: ok libcuda.so 580.95.05\n"
+SEES = ("opendev", LIBCUDA, "/dev/nvidia0", "/dev/nvidia1")
+SEEN = f"{FOUND}/dev/nvidia0: ok\n/dev/nvidia1: ok\n"
+LASTING = ("--detach", "--runtime=gpuhook", "--stop-signal=KILL")
+SPIED = {"runtimes": {"spied": {"path": "PATH"}}, "log-opts": {"max-size": "10m"}}
 
 
 @pytest.fixture
-def docker(request: pytest.FixtureRequest, engine: Callable[..., Any], sim_driver: Path) -> Iterator[Docker]:
+def docker(
+    request: pytest.FixtureRequest, engine: Callable[..., Any], system: Path, sim_driver: Path
+) -> Iterator[Docker]:
     """The docker of a low-level runtime and a cgroup layout, configured, without containers."""
-    low_level, layout = getattr(request, "param", KINDS[0])
-    new: Docker = engine(Docker, layout)
+    low_level, layout = request.param
+    new: Docker = engine(Docker, layout, system)
     new.world.low_level = low_level
     new.world.use_driver(sim_driver)
-    if "gpuhook" not in new.config.read_text():
-        done = configure(new)
-        assert done.code == 0, done
+    if "gpuhook" not in json.loads(new.config.read_text()).get("runtimes", {}):
+        new.config.write_text(json.dumps(SPIED).replace("PATH", str(_spy(new, "before", new.world.runtime))))
+        configure(new)
         new.reload()
     yield new
     new.remove_all()
 
 
-each_docker = pytest.mark.parametrize("docker", KINDS, ids=" ".join, indirect=True)
+def _spy(docker: Docker, notes: str, following: str | Path) -> Path:
+    """A runtime that writes into FOLDER/NOTES and becomes `following`."""
+    script = docker.folder / f"spy-{notes}"
+    spy = CHECKOUT / "tests/engines/spy.sh"
+    script.write_text(f'#!/bin/sh\nexec {spy} {docker.folder}/{notes} {following} "$@"\n')
+    script.chmod(0o755)
+    return script
 
 
-@each_docker
-def test_a_gpu(docker: Docker, results: Results) -> None:
+def each(kinds: tuple[tuple[str, str], ...]) -> pytest.MarkDecorator:
+    """The test runs with each of these low-level runtimes and cgroup layouts."""
+    return pytest.mark.parametrize("docker", kinds, ids=" ".join, indirect=True)
+
+
+@each(KINDS)
+def test_a_gpu(docker: Docker, results: Results, sim_driver: Path) -> None:
     """The image says `all`: both GPUs. The command line says `1`: that one's node, and no way to the other's."""
-    every = docker("run", "--rm", "--runtime=gpuhook", GPU, "opendev", SEES, "/dev/nvidia0", "/dev/nvidia1")
-    assert (every.code, every.out) == (0, f"{FOUND}\n/dev/nvidia0: ok\n/dev/nvidia1: ok\n"), every
+    every = docker("run", "--rm", "--runtime=gpuhook", GPU, *SEES)
+    assert (every.code, every.out) == (0, SEEN), every
 
-    asked = ["run", "--rm", "--runtime=gpuhook", "--env=NVIDIA_VISIBLE_DEVICES=1"]
-    one = docker(*asked, GPU, "opendev", SEES, "/dev/nvidia1", "/dev/nvidia0")
-    assert (one.code, one.out) == (1, f"{FOUND}\n/dev/nvidia1: ok\n/dev/nvidia0: No such file or directory\n"), one
+    forge = "mknod /dev/forged c $(printf '%d %d' $NUMBER) && opendev /dev/forged"
+    device = (sim_driver / "dev/nvidia0").stat().st_rdev
+    one = docker(
+        *("run", "--rm", "--runtime=gpuhook", "--env=NVIDIA_VISIBLE_DEVICES=1"),
+        f"--env=NUMBER={device >> 8} {device & 0xFF}",
+        *(GPU, "sh", "-c", f"opendev {LIBCUDA} /dev/nvidia1; ls -d /dev/nvidia0; {forge}"),
+    )
+    assert one.out == f"{FOUND}/dev/nvidia1: ok\n/dev/forged: Operation not permitted\n", one
+    assert "/dev/nvidia0: No such file" in one.err
 
-    results.works(docker, "a GPU container")
+    results.works(docker, "GPU container")
+
+
+@each(KINDS)
+def test_refused(docker: Docker, results: Results, golden: Callable[[str, str, Machine], None]) -> None:
+    """A requirement that is not met, as docker shows it and keeps it."""
+    done = docker("run", "--name=refused", "--runtime=gpuhook", NEWER, "true")
+
+    said = re.sub(r"^time=.*\n", "", done.err, flags=re.MULTILINE)  # of the client's; not each time
+    kept = docker.inspect("refused")["State"]
+    assert (done.code, kept["Status"]) == (125, "created")
+    assert kept["Error"].split("\n")[0] in done.err
+    golden(f"docker-{'.'.join(docker.version.split('.')[:2])}-refused", said, docker.machine)
+    results.works(docker, "refused requirement shown")
+
+
+@each(KINDS)
+def test_a_life(docker: Docker, results: Results) -> None:
+    """The GPUs are still there for exec, and after update, pause and restart."""
+    docker.check("run", *LASTING, "--name=life", GPU, "sleep", "600")
+
+    def sees(what: str) -> None:
+        done = docker("exec", "life", *SEES)
+        assert (done.code, done.out) == (0, SEEN), f"after {what}: {done}"
+        results.works(docker, what)
+
+    sees("exec")
+    if docker.machine.layout != "v2":
+        docker.check("update", "--cpu-shares=200", "--memory=100m", "--memory-swap=200m", "life")
+        sees("update")
+    docker.check("pause", "life")
+    docker.check("unpause", "life")
+    sees("pause")
+    docker.check("restart", "life")
+    sees("restart")
+
+
+@each(FIRST)
+def test_the_daemon_starts_again(docker: Docker, results: Results) -> None:
+    """The runtime is the configured one, for old containers too."""
+    docker.check("run", *LASTING, "--name=old", GPU, "sleep", "600")
+
+    docker.restart()
+
+    docker.check("start", "old")
+    assert docker("exec", "old", *SEES).out == SEEN
+    results.works(docker, "restart of the daemon")
+
+
+@each(KINDS)
+def test_two_at_once(docker: Docker, results: Results) -> None:
+    """With nothing compiled or recorded before, so that both come upon it."""
+    for file in docker.world.state.glob("*.json"):
+        file.unlink()
+    asked = [
+        docker.begin("run", "--rm", "--runtime=gpuhook", f"--env=NVIDIA_VISIBLE_DEVICES={number}", GPU, *SEES[:2], node)
+        for number, node in ((0, SEES[2]), (1, SEES[3]))
+    ]
+
+    for one, node in zip(asked, SEES[2:], strict=True):
+        with one:
+            done = one.result()
+        assert (done.code, done.out) == (0, f"{FOUND}{node}: ok\n"), done
+    results.works(docker, "two at once")
+
+
+@each(KINDS)
+def test_asking_for_nothing(docker: Docker, results: Results) -> None:
+    """The low-level runtime gets the very file that docker wrote: bytes, inode, time of change."""
+    low_level = docker.world.low_level
+    docker.world.low_level = str(_spy(docker, "after", low_level))
+    docker.world.use_driver(Path("/nowhere"))
+    notes = [docker.folder / "before", docker.folder / "after"]
+    for file in notes:
+        file.unlink(missing_ok=True)
+
+    done = docker("run", "--rm", "--runtime=spied", PLAIN, "sh", "-c", "echo started; ls -d /dev/nv*")
+
+    docker.world.low_level = low_level
+    assert done.out == "started\n", done
+    before, after = (file.read_text() for file in notes)
+    assert before.count("config.json") == 1
+    assert before == after
+    results.works(docker, "untouched without a request")
+
+
+@each((("runc", "v2"),))
+def test_default_runtime_and_back(docker: Docker, results: Results) -> None:
+    """As the default runtime, for containers that name none; then daemon.json is what it was, and so is docker."""
+    unconfigure(docker)
+    mine = '{\n  "log-opts": {"max-size": "10m"},\t"labels": [ "a=b" ]\n}'
+    docker.config.write_text(mine)
+    configure(docker, "--default-runtime")
+    docker.reload()
+
+    asked = docker("run", "--rm", GPU, *SEES)
+    plain = docker("run", "--rm", PLAIN, "ls", "/dev")
+
+    assert (asked.code, asked.out) == (0, SEEN), asked
+    assert (plain.code, "nvidia" in plain.out) == (0, False), plain
+    unconfigure(docker)
+    assert docker.config.read_text() == mine
+    docker.restart()
+    assert LIBCUDA in docker("run", "--rm", GPU, "opendev", LIBCUDA).out
+    gone = docker("run", "--rm", "--runtime=gpuhook", GPU, "true")
+    assert gone.code == 125
+    assert "gpuhook" in gone.err
+    results.works(docker, "default runtime")
+    results.works(docker, "unconfigure")
+
+
+@each(FIRST)
+def test_docker_run_gpus(docker: Docker, results: Results) -> None:
+    """`--gpus` makes docker look for NVIDIA's hook when it starts; gpuhook takes that hook's place in the container."""
+    docker.machine.write("/usr/bin/nvidia-container-runtime-hook", "#!/bin/sh\nexit 1\n", 0o755)
+    docker.restart()
+
+    done = docker("run", "--rm", "--runtime=gpuhook", "--gpus=device=1", PLAIN, "opendev", LIBCUDA, "/dev/nvidia1")
+
+    assert (done.code, done.out) == (0, f"{FOUND}/dev/nvidia1: ok\n"), done
+    results.works(docker, "docker run --gpus")
+
+
+@each((("runc", "v1"), ("runc", "v2")))
+def test_a_container_in_a_container(
+    docker: Docker, results: Results, new_world: Callable[[str], World], folder: Path, sim_driver: Path
+) -> None:
+    """The inner gpuhook's driver is what the outer container was given. All rights but CAP_SYS_RESOURCE, which a test
+    machine may lack, so not --privileged; Python and runc are the machine's."""
+    world = new_world("inner")
+    world.configure(f'[driver]\nproc-root = "{sim_driver}"\nsys-root = "{sim_driver}"\n')
+    inner = bundles.make(folder / "bundle", env=[ALL], args=list(SEES))
+    done = docker(
+        *("run", "--rm", "--runtime=gpuhook", "--cap-add=SYS_ADMIN", "--cap-add=SYS_PTRACE", "--cap-add=NET_ADMIN"),
+        *("--cap-add=DAC_READ_SEARCH", "--security-opt=seccomp=unconfined", "--security-opt=apparmor=unconfined"),
+        *("--security-opt=systempaths=unconfined", "--device-cgroup-rule=a *:* rwm", *_volumes(docker)),
+        *(f"--volume={folder}:{folder}", f"--volume={docker.folder.parent}:{docker.folder.parent}"),
+        *("--volume=/sys/fs/cgroup:/sys/fs/cgroup", "--cgroupns=host", GPU),
+        *(world.runtime, "--root", folder / "state", "run", "--bundle", inner.path, "inner"),
+    )
+
+    assert (done.code, done.out) == (0, SEEN), done
+    results.works(docker, "GPU container in a GPU container")
+
+
+def _volumes(docker: Docker) -> list[str]:
+    """Python and runc of the machine with their libraries, each file at its own place."""
+    machine = docker.machine
+    programs = machine.check(
+        "sh", "-c", "command -v python3; command -v runc; python3 -c 'import os; print(os.__file__)'"
+    ).split()
+    linked = machine.check("ldd", *programs[:2])
+    files = {"/usr/bin/python3", programs[1], str(Path(programs[-1]).parent), *re.findall(r"(/\S+) \(0x", linked)}
+    return [f"--volume={file}:{file}:ro" for file in sorted(files)]
+
+
+# What the machine or the versions do not let work, whatever gpuhook does: (layout, system's crun) -> the exact words.
+MEMLOCK = "OCI runtime create failed: setrlimit (RLIM_MEMLOCK): Operation not permitted: unknown."
+HYBRID = "OCI runtime create failed: cgroups in hybrid mode not supported, drop all controllers from cgroupv2: unknown."
+
+
+@pytest.mark.parametrize(
+    ("docker", "words", "why"),
+    [
+        (
+            ("crun", "v2"),
+            MEMLOCK,
+            "crun 1.8.1 raises RLIMIT_MEMLOCK on cgroup v2, for which root needs CAP_SYS_RESOURCE",
+        ),
+        (("crun", "host"), HYBRID, "crun refuses a machine with both cgroup versions"),
+    ],
+    ids=["crun v2", "crun host"],
+    indirect=["docker"],
+)
+def test_what_crun_refuses(docker: Docker, results: Results, words: str, why: str) -> None:
+    """With gpuhook in the same words as without it."""
+    done = docker("run", "--rm", "--runtime=gpuhook", GPU, *SEES)
+
+    assert done.code == 125, done
+    assert words in done.err
+    results.fails(docker, "GPU container", why)
