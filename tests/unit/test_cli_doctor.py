@@ -17,9 +17,9 @@ from gpuhook import containers, sim
 from gpuhook.cli import doctor, main
 from gpuhook.config import Config, load
 from gpuhook.driver import record
-from gpuhook.engines import drivercheck, hostcheck, neighbours
+from gpuhook.engines import NAMES, drivercheck, hostcheck, neighbours
 from gpuhook.engines.host import Host
-from gpuhook.engines.model import Finding
+from gpuhook.engines.model import Finding, Options
 from gpuhook.log import Log
 from gpuhook.model import Record, replace
 from tests.conftest import World
@@ -321,6 +321,21 @@ def test_containers_that_ended_do_not_count(ask: Ask, well: World) -> None:
     assert one(ask()[1]["host"], "containers")["level"] == "ok"
 
 
+@pytest.mark.parametrize(("systemd", "level"), [(True, "warning"), (False, "note")], ids=["systemd", "none"])
+def test_containers_of_the_hook_alone_may_lose_their_gpus_to_systemd(
+    systemd: bool, level: str, well: World, sim_driver: Path, tmp_path: Path, container: subprocess.Popen[bytes]
+) -> None:
+    settings, prefix, host = config_of(sim_driver), str(well.path), Host(root=str(tmp_path), uid=0)
+    if systemd:
+        (tmp_path / "run/systemd/system").mkdir(parents=True)
+    grant(well, "box", container.pid)
+    assert "containers-hook-only" not in {item.check for item in drivercheck.findings(host, settings, prefix)}
+    file = well.state / "containers/box.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"mode": "hook-only"}))
+    found = of(drivercheck.findings(host, settings, prefix), "containers-hook-only")
+    assert (found.level, "container box" in found.message) == (level, True)
+
+
 def test_r91_missing_links_are_a_warning_while_a_container_has_gpus(
     well: World, sim_driver: Path, tmp_path: Path, container: subprocess.Popen[bytes]
 ) -> None:
@@ -485,6 +500,68 @@ def test_engines_are_found_by_program_or_folder(names: list[str], found: tuple[s
         else:
             path.mkdir()
     assert doctor.here(Host(root=str(tmp_path), environ={"PATH": f"{tmp_path}/bin"})) == found
+
+
+DESKTOP = """#!/bin/sh
+case "$1 $2" in
+  "context show") echo desktop-linux ;;
+  "context inspect") echo unix:///root/.docker/desktop/docker.sock ;;
+  *) exit 1 ;;
+esac
+"""
+
+
+@pytest.fixture
+def engines_host(well: World, programs: Path, sim_driver: Path, tmp_path: Path) -> Host:
+    """Files of engines below a folder, programs in a PATH of its own, and a host that is well otherwise."""
+    well.low_level = str(programs / "frunc")
+    well.use_driver(sim_driver)
+    (tmp_path / "sys/fs/cgroup/devices").mkdir(parents=True)
+    for path in (well.runtime, well.hook):  # as the engine would find them
+        below = tmp_path / str(path)[1:]
+        below.parent.mkdir(parents=True, exist_ok=True)
+        below.symlink_to(path)
+    return Host(root=str(tmp_path), uid=0, environ={"PATH": str(programs)})
+
+
+def test_r118_docker_that_talks_to_another_daemon(engines_host: Host, well: World, programs: Path) -> None:
+    """The file of this host is right, and `docker run` says that the runtime is unknown."""
+    program(programs / "docker", DESKTOP)
+    program(programs / "dockerd", "#!/bin/sh\nexit 1\n")
+    options = Options(runtime=str(well.runtime))
+    file = Path(engines_host.real("/etc/docker/daemon.json"))
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps({"runtimes": {"gpuhook": {"path": options.runtime}}}))
+    told = doctor.examination(engines_host, str(well.path), options, ("docker",))
+    (part,) = told["engines"]
+    assert not [item for item in told["host"] if item["level"] == "problem"]
+    assert (told["works"], part["works"]) == (False, False)
+    assert "desktop-linux" in part["why"]
+    assert doctor.lines(told | {"error": None})[-1].startswith("docker: a GPU container would not work: ")
+    program(programs / "docker", "#!/bin/sh\n[ \"$1 $2\" = 'context show' ] && echo default\n")
+    told = doctor.examination(engines_host, str(well.path), options, ("docker",))
+    assert (told["works"], told["engines"][0]["why"]) == (True, "")
+    assert doctor.lines(told | {"error": None})[-1] == "docker: a GPU container would work"
+
+
+def test_an_engine_whose_file_is_broken_is_a_problem_that_names_the_line(
+    engines_host: Host, well: World, programs: Path
+) -> None:
+    """R119: a comma is missing."""
+    program(programs / "dockerd", "#!/bin/sh\nexit 1\n")
+    file = Path(engines_host.real("/etc/docker/daemon.json"))
+    file.parent.mkdir(parents=True)
+    file.write_text('{"dns": ["172.17.0.1"]\n "runtimes": {}}')
+    told = doctor.examination(engines_host, str(well.path), Options(runtime=str(well.runtime)), ("docker",))
+    assert told["works"] is False
+    assert "/etc/docker/daemon.json:2" in told["engines"][0]["why"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_engine_that_is_not_here_is_a_problem_of_its_own(name: str, engines_host: Host, well: World) -> None:
+    told = doctor.examination(engines_host, str(well.path), Options(runtime=str(well.runtime)), (name,))
+    assert (told["works"], told["engines"][0]["works"]) == (False, False)
+    assert told["engines"][0]["why"]
 
 
 def document(host: list[str], **engines: list[str]) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def findings(host: Host, settings: Config, prefix: str) -> Iterator[Finding]:
         known = record.load(settings, prefix)
     except GpuhookError as error:
         yield Finding("problem", "driver", error.message, error.hint)
-        yield from granted(settings, prefix, None)
+        yield from granted(host, settings, prefix, None)
         return
     in_proc, in_sys = key.loaded_version(settings)
     loaded = in_sys.strip() or known.driver
@@ -52,7 +52,7 @@ def findings(host: Host, settings: Config, prefix: str) -> Iterator[Finding]:
             yield Finding("note", "files", text, "`gpuhook list` names all of them")
     yield from _gpus(known)
     yield from _nodes(host, settings, known, has_containers=bool(running(prefix)))
-    yield from granted(settings, prefix, known)
+    yield from granted(host, settings, prefix, known)
     yield from cdi(host, known)
 
 
@@ -146,8 +146,8 @@ def running(prefix: str) -> list[dict[str, Any]]:
     return [item for item in items if isinstance(item, dict) and isinstance(item.get("id"), str)]
 
 
-def granted(settings: Config, prefix: str, known: Record | None) -> Iterator[Finding]:
-    """Containers that were granted GPUs: whether the driver is still that of their grant."""
+def granted(host: Host, settings: Config, prefix: str, known: Record | None) -> Iterator[Finding]:
+    """Containers that were granted GPUs: whether the driver is still theirs, whether systemd may take GPUs away."""
     items = running(prefix)
     if not items:
         yield Finding("ok", "containers", "none that runs has GPUs of gpuhook's")
@@ -166,6 +166,13 @@ def granted(settings: Config, prefix: str, known: Record | None) -> Iterator[Fin
         yield Finding("note", "containers-older", text, _REFRESH)
     if not stale and not older:
         yield Finding("ok", "containers", f"{counted} with GPUs, all of the driver as it is now")
+    alone = [item for item in items if item.get("mode") == "hook-only"]
+    if alone:
+        exposed = host.uid == 0 and host.exists("/run/systemd/system")
+        after = "`systemctl daemon-reload` may take them away" if exposed else "nothing here applies other rules"
+        text = f"{_ids(alone)} got the devices by the hook alone, behind the runtime's back: {after}"
+        hint = "name gpuhook's runtime for them instead of the hook: `gpuhook configure ENGINE` without --hook"
+        yield Finding("warning" if exposed else "note", "containers-hook-only", text, hint if exposed else "")
 
 
 def _ids(items: list[dict[str, Any]]) -> str:
