@@ -17,7 +17,7 @@ from py_compile import PycInvalidationMode
 
 LAUNCHERS = ("gpuhook-runtime", "gpuhook-hook", "gpuhook")
 PLACEHOLDER = b"@VERSION@"
-ENTRIES = ("shim", "hook")  # started for each container
+ENTRIES = ("shim", "hook", "hookonly")  # started for each container
 AT_FDCWD = -100
 RENAME_EXCHANGE = 2
 

@@ -7,6 +7,7 @@ failed and why.
 
 import errno
 import posix
+from _stat import S_ISCHR
 
 from gpuhook import driverproc, ldcache, ldconf, linux, rootfs
 from gpuhook.errors import GpuhookError
@@ -73,6 +74,8 @@ class Mounter:
             return self.sources.left_out.get(step.source, "")  # nothing where the host just does not have it
         if step.kind == "proc":
             return driverproc.attach(self.root, self.sources, step.target, self.used, self.undo)
+        if step.kind == "node" and self._has_node(step.target, posix.fstat(handle).st_rdev):
+            return ""
         folder, name = self._parent(step.target)
         target = self._mountpoint(folder, name, step)
         if target is None:
@@ -92,6 +95,16 @@ class Mounter:
             if again >= 0:
                 posix.close(again)
         return ""
+
+    def _has_node(self, path: str, number: int) -> bool:
+        """Whether the engine gave the container this device already, or the host's whole /dev."""
+        try:
+            fd = self.root.open(path, linux.O_PATH | linux.O_NOFOLLOW)
+        except OSError:
+            return False
+        found = posix.fstat(fd)
+        posix.close(fd)
+        return S_ISCHR(found.st_mode) and found.st_rdev == number
 
     def _verify(self, handle: int, folder: int, name: str, target: str) -> None:
         """What the name leads to now is what was mounted: the target was not moved away meanwhile."""

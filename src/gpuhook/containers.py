@@ -27,13 +27,18 @@ _LOOKS = 2  # files that one start looks at: each costs 30 us, and each start le
 @value
 class Granted:
     """What a file says: the container's id and first process, what it was granted (UUIDs, capabilities), of which
-    driver by which record, and when (UTC)."""
+    driver by which record, and when (UTC).
+
+    `mode` is `shim` where nodes and rules are in its spec, and `hook-only` where the hook put them there behind the
+    runtime's back: `systemctl daemon-reload` may take those rules away.
+    """
 
     id: str
     pid: int
     devices: tuple[str, ...]
     capabilities: tuple[str, ...]
     record: Record
+    mode: str = "shim"
 
 
 def note(state: str, granted: Granted) -> str:
@@ -47,6 +52,7 @@ def note(state: str, granted: Granted) -> str:
         text: dict[str, JSON] = {
             "format": _FORMAT,
             "id": granted.id,
+            "mode": granted.mode,
             "pid": granted.pid,
             "born": born,
             "devices": list(granted.devices),

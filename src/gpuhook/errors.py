@@ -53,6 +53,7 @@ EXIT_CODES = {
     "container-gone": 75,
     "deadline-passed": 76,
     "kernel-too-old": 77,
+    "cgroup-failed": 78,
     # the engines' configuration
     "engine-not-found": 90,
     "engine-config-unreadable": 91,

@@ -97,6 +97,16 @@ def orders(granted: Grant, container: Container) -> list[str]:
     return words
 
 
+def check_dev(container: Container) -> None:
+    """GpuhookError `dev-not-mounted` where the spec mounts nothing at /dev."""
+    if not any(destination == "/dev" for _, destination in container.mounts):
+        raise GpuhookError(
+            "dev-not-mounted",
+            "the container asks for GPUs and its spec mounts nothing at /dev: device nodes would be made in the image",
+            'mount a tmpfs at /dev, as `runc spec` and every engine do: {"destination":"/dev","type":"tmpfs"}',
+        )
+
+
 def compat_version(container: Container, known: Record) -> str | None:
     """The driver version of the image's forward-compatibility libraries that would be used, or ``.
 

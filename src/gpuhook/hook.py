@@ -7,80 +7,69 @@ that record, so nothing is decided again here. Another record now means that the
 
 import posix
 
-from gpuhook import config, containers, driverproc, enter, image, linux, plan, sources, state
+from gpuhook import config, containers, driverproc, enter, image, plan, sources, state
 from gpuhook.driver import record
 from gpuhook.errors import GpuhookError
 from gpuhook.log import Log
-from gpuhook.model import DriverFile, Image, Plan, Record, value
+from gpuhook.model import DriverFile, Image, Node, Plan, Record, value
 from gpuhook.rootfs import Root
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from signal import SIG_SETMASK, pthread_sigmask
-else:
-    from _signal import SIG_SETMASK, pthread_sigmask
-
-_ENVIRONMENT = {b"PATH": b"/usr/sbin:/usr/bin:/sbin:/bin"}
-_USAGE = "gpuhook-hook is written into the spec by gpuhook-runtime: use that as the runtime"
+_USAGE = "such arguments are written into the spec by gpuhook-runtime; without them the hook decides by itself"
 
 
 def main(argv: list[str], prefix: str) -> int:
-    """Read what the runtime says, plan for this record, enter the container and do it. Ends the process (`_leave`)."""
+    """Read what the runtime says, plan for this record, enter the container and do it. Ends the process (`leave`)."""
     name = "-"
     log = Log(config.paths(prefix).log)
     try:
-        harden()
+        state.harden()
         orders = parse(argv[1:])
         told = state.read(0)
         name = told.id
         settings = config.load(prefix)
         log = Log(config.log_path(settings, prefix), settings.log_level)
         known = same_record(settings, prefix, orders.record)
-        files = plan.select(known, orders.capabilities)
-        proc: list[str] = []
-
-        def take() -> sources.Sources:
-            taken = sources.acquire(settings.driver_root, files, settings.sockets + settings.directories)
-            if orders.proc:
-                names = proc_names(known, orders)
-                proc.extend(driverproc.acquire(settings.proc_root, names, orders.label, taken))
-            return taken
-
-        is_root = posix.geteuid() == 0
-        if not is_root:  # then sources are taken in the container's namespaces, where nothing is to be loaded
-            from gpuhook import oldkernel  # noqa: F401, PLC0415
-
-        warnings = enter.mount(
-            enter.Target(told.pid, orders.root, orders.tmpfs),
-            take() if is_root else sources.Sources(),
-            lambda root: steps(root, known, files, settings, compat=orders.compat, proc=tuple(proc)),
-            settings.deadline,
-            None if is_root else take,
-        )
-        done = containers.Granted(name, told.pid, orders.gpus, orders.capabilities, known)
-        for warning in (*warnings, containers.note(config.paths(prefix).state, done)):
-            if warning:
-                log.write("warning", name, warning)
-        return _leave(0)
-    except GpuhookError as error:
-        return _leave(report(error, name, log))
-    except Exception as error:  # one line for the person, no traceback
-        defect = GpuhookError("internal", f"{type(error).__name__}: {error}", "this is a defect of gpuhook: report it")
-        return _leave(report(defect, name, log))
+        warnings = provide(told, orders, known, settings)
+        finish(containers.Granted(name, told.pid, orders.gpus, orders.capabilities, known), warnings, prefix, log)
+        return state.leave(0)
+    except Exception as error:
+        return state.leave(state.report(error, name, log))
 
 
-def harden() -> None:
-    """Undo what the runtime may have left: blocked signals (crun), open descriptors, an environment, a umask."""
-    pthread_sigmask(SIG_SETMASK, ())
-    posix.umask(0)
-    linux.close_range(3)
-    linux.prctl(linux.PR_SET_DUMPABLE, 0)
-    own = posix.environ.get(config.RUNTIME_DIR)
-    posix.environ.clear()
-    posix.environ.update(_ENVIRONMENT)
-    if own:  # the shim hands it on to who is not root of the host
-        posix.environ[config.RUNTIME_DIR] = own
-    posix.chdir("/")
+def provide(
+    told: state.State, orders: "Orders", known: Record, settings: config.Config, nodes: "tuple[Node, ...]" = ()
+) -> "tuple[str, ...]":
+    """Give the container the driver's files, and `nodes` where its spec has none of them; returns warnings."""
+    files = plan.select(known, orders.capabilities)
+    proc: list[str] = []
+
+    def take() -> sources.Sources:
+        taken = sources.acquire(settings.driver_root, files, settings.sockets + settings.directories)
+        if nodes:
+            sources.acquire_nodes(settings.dev_root, nodes, taken)
+        if orders.proc:
+            names = proc_names(known, orders)
+            proc.extend(driverproc.acquire(settings.proc_root, names, orders.label, taken))
+        return taken
+
+    is_root = posix.geteuid() == 0
+    if not is_root:  # then sources are taken in the container's namespaces, where nothing is to be loaded
+        from gpuhook import oldkernel  # noqa: F401, PLC0415
+
+    return enter.mount(
+        enter.Target(told.pid, orders.root, orders.tmpfs),
+        take() if is_root else sources.Sources(),
+        lambda root: steps(root, known, files, settings, compat=orders.compat, proc=tuple(proc), nodes=nodes),
+        settings.deadline,
+        None if is_root else take,
+    )
+
+
+def finish(done: containers.Granted, warnings: "tuple[str, ...]", prefix: str, log: Log) -> None:
+    """Write down what was granted, and the warnings in the log."""
+    for warning in (*warnings, containers.note(config.paths(prefix).state, done)):
+        if warning:
+            log.write("warning", done.id, warning)
 
 
 @value
@@ -189,23 +178,8 @@ def steps(
     *,
     compat: bool,
     proc: tuple[str, ...] = (),
+    nodes: "tuple[Node, ...]" = (),
 ) -> tuple[Plan, Image]:
     """The plan for the image that `root` shows; called inside the container's mount namespace, and by `explain`."""
     found = image.look(root, files, compat=compat)
-    return plan.make(known, files, found, settings.sockets, settings.directories, proc), found
-
-
-def report(error: GpuhookError, name: str, log: Log) -> int:
-    """Say it on stderr, which runc passes on whole and crun hides, and in the log; returns the exit code."""
-    text = str(error)
-    log.write("error", name, text)
-    try:
-        linux.write_fd(2, (text + "\n").encode("utf-8", "backslashreplace"))
-    except OSError:
-        pass
-    return error.exit_code
-
-
-def _leave(code: int) -> int:
-    """End without the interpreter's own farewell, which takes 1.5 ms; nothing is written by way of sys.stdout."""
-    posix._exit(code)
+    return plan.make(known, files, found, settings.sockets, settings.directories, proc, nodes), found

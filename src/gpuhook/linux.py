@@ -47,6 +47,16 @@ PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
 PR_SET_SECUREBITS = 28
 SECBIT_NO_SETUID_FIXUP = 4
+BPF_PROG_LOAD = 5
+BPF_PROG_ATTACH = 8
+BPF_PROG_GET_FD_BY_ID = 13
+BPF_OBJ_GET_INFO_BY_FD = 15
+BPF_PROG_QUERY = 16
+BPF_PROG_TYPE_CGROUP_DEVICE = 15
+BPF_CGROUP_DEVICE = 6
+BPF_F_ALLOW_MULTI = 2
+BPF_F_REPLACE = 4
+BPF_F_QUERY_EFFECTIVE = 1
 O_PATH = 0x200000  # os.O_PATH: in `posix` from 3.10 on; the value is the same on both architectures
 O_CLOEXEC = posix.O_CLOEXEC
 O_NOFOLLOW = posix.O_NOFOLLOW
@@ -58,6 +68,7 @@ _CALLS = {
     "unshare": (272 if _X86_64 else 97, "2.6.16"),
     "mount": (165 if _X86_64 else 40, "1.0"),
     "umount2": (166 if _X86_64 else 39, "2.1"),
+    "bpf": (321 if _X86_64 else 280, "3.18"),
     "prctl": (157 if _X86_64 else 167, "2.1"),
     "setfsuid": (122 if _X86_64 else 151, "1.2"),
     "setfsgid": (123 if _X86_64 else 152, "1.2"),
@@ -220,6 +231,34 @@ def close_range(first: int) -> None:
         _call("close_range", first, 0xFFFFFFFF, 0)
     except GpuhookError:
         posix.closerange(first, 65536)
+
+
+class Memory:
+    """Bytes at an address that the kernel may be told: `data` keeps its size and its place as long as this lives."""
+
+    __slots__ = ("_block", "address", "data")
+
+    def __init__(self, data: bytes) -> None:
+        try:
+            import _ctypes as c  # noqa: PLC0415 - for who asks for it alone
+        except ImportError:
+            import ctypes as c  # type: ignore[no-redef] # noqa: PLC0415
+
+        class c_char(c._SimpleCData):  # type: ignore[type-arg]
+            _type_ = "c"
+
+        class Block(c.Array):  # type: ignore[type-arg]
+            _type_ = c_char
+            _length_ = len(data)
+
+        self.data = bytearray(data)
+        self._block = Block.from_buffer(self.data)
+        self.address: int = c.addressof(self._block)
+
+
+def bpf(command: int, attributes: Memory) -> int:
+    """One command of bpf(2) with its `union bpf_attr`, which the kernel may write to."""
+    return _call("bpf", command, attributes.address, len(attributes.data))
 
 
 def open_null() -> int:

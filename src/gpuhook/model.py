@@ -251,8 +251,8 @@ class Image:
 class Bind:
     """Bind the host object `source` (below the driver root) at `target` in the container.
 
-    `kind` as in DriverFile, or `socket`, `directory`, or `proc` for a path of /proc/driver/nvidia. An optional one that
-    cannot be made is left out with a warning.
+    `kind` as in DriverFile, or `socket`, `directory`, `proc` for a path of /proc/driver/nvidia, or `node`, whose source
+    is below the dev root. An optional one that cannot be made is left out with a warning.
     """
 
     source: str

@@ -153,7 +153,7 @@ class Spec:
         found = False
         for stage in _STAGES:
             for item in self._list(hooks, stage):
-                if isinstance(item, dict) and _hook_name(item) == HOOK:
+                if isinstance(item, dict) and carries_orders(item):
                     found = True
                     words = self._list(item, "args")
                     names |= {str(words[at + 1]) for at, flag in enumerate(words[:-1]) if flag == "--node"}
@@ -172,11 +172,36 @@ class Spec:
         return True
 
     def remove_hook(self) -> None:
-        """Remove our hook from every stage."""
+        """Remove our hook with its orders from every stage; one of an engine, which decides by itself, stays."""
         hooks = self._object(self.data, "hooks")
         for stage in _STAGES:
             items = self._list(hooks, stage)
-            items[:] = [item for item in items if _hook_name(item) != HOOK]
+            items[:] = [item for item in items if not carries_orders(item)]
+
+    def has_orders(self) -> bool:
+        """Whether the shim's hook is in it, which does the work."""
+        hooks = self._object(self.data, "hooks")
+        return any(carries_orders(item) for stage in _STAGES for item in self._list(hooks, stage))
+
+    def device_rules(self) -> "tuple[tuple[bool, str, int, int, str], ...]":
+        """`linux.resources.devices` as (allow, type, major, minor, access); -1 for any number. GpuhookError
+        `spec-invalid`."""
+        found = []
+        for item in self._list(self._object(self._object(self.data, "linux"), "resources"), "devices"):
+            if not isinstance(item, dict):
+                raise _invalid(self.path, "has a device rule that is no object")
+            numbers = []
+            for name in ("major", "minor"):
+                number = item.get(name)
+                number = -1 if number is None else number
+                if not isinstance(number, int) or number < -1:
+                    raise _invalid(self.path, f"has a device rule whose {name} is {number!r}")
+                numbers.append(number)
+            kind, access = self._string(item, "type") or "a", self._string(item, "access")
+            if kind not in ("a", "b", "c", "u") or access.strip("rwm"):
+                raise _invalid(self.path, f"has a device rule of type {kind!r} with access {access!r}")
+            found.append((item.get("allow") is True, kind, *numbers, access))
+        return tuple(found)  # type: ignore[arg-type]
 
     def grant(self, nodes: "tuple[Node, ...]", dev_root: str = "/", *, rootless: bool = False) -> None:
         """Add the device nodes, the cgroup rules that open just them, and their groups. Twice is once.
@@ -306,6 +331,12 @@ def _absolute(path: str) -> str:
 def _hook_name(item: "JSON") -> str:
     path = item.get("path") if isinstance(item, dict) else None
     return path.rpartition("/")[2] if isinstance(path, str) else ""
+
+
+def carries_orders(item: "JSON") -> bool:
+    """Whether a hook is ours as the shim writes it (`grant.orders`), with what it decided in its arguments."""
+    words = item.get("args") if isinstance(item, dict) and _hook_name(item) == HOOK else None
+    return isinstance(words, list) and "--record" in words
 
 
 def _number(rule: "dict[str, JSON]") -> tuple[str, ...]:

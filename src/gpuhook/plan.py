@@ -6,7 +6,7 @@ mounts, links, the loader's cache last.
 
 from gpuhook import cuda
 from gpuhook.errors import GpuhookError
-from gpuhook.model import Bind, DriverFile, Image, Link, LoaderCache, Plan, Record
+from gpuhook.model import Bind, DriverFile, Image, Link, LoaderCache, Node, Plan, Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,8 +45,10 @@ def make(  # noqa: PLR0917 - what the container gets, kind by kind
     sockets: "tuple[str, ...]" = (),
     directories: "tuple[str, ...]" = (),
     proc: "tuple[str, ...]" = (),
+    nodes: "tuple[Node, ...]" = (),
 ) -> Plan:
-    """All steps for one container; `proc` are paths of /proc/driver/nvidia, itself first.
+    """All steps for one container; `proc` are paths of /proc/driver/nvidia, itself first; `nodes` are those that its
+    spec has not.
 
     GpuhookError `rootfs-architecture` for an image of another machine.
     """
@@ -65,6 +67,7 @@ def make(  # noqa: PLR0917 - what the container gets, kind by kind
     steps += [Bind(path, path, "socket", optional=True, reason="a daemon of the driver") for path in sockets]
     steps += [Bind(path, path, "directory", optional=True, reason="a daemon of the driver") for path in directories]
     steps += [Bind(path, path, "proc", reason="the driver's words on the granted GPUs alone") for path in proc]
+    steps += [Bind(node.path, node.path, "node", reason="granted, and not in the spec") for node in nodes]
     steps += _links(files, image, covered)
     cache = _loader_cache(files, image, record)
     if cache is not None:

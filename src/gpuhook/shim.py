@@ -92,12 +92,7 @@ def write(
 
     Returns the paths of foreign hooks replaced. GpuhookError `dev-not-mounted`.
     """
-    if not any(destination == "/dev" for _, destination in container.mounts):
-        raise GpuhookError(
-            "dev-not-mounted",
-            "the container asks for GPUs and its spec mounts nothing at /dev: device nodes would be made in the image",
-            'mount a tmpfs at /dev, as `runc spec` and every engine do: {"destination":"/dev","type":"tmpfs"}',
-        )
+    grant.check_dev(container)
     spec.grant(granted.nodes, settings.dev_root, rootless=not config.is_host_root())
     orders = grant.orders(granted, container) + spec.orders()
     own = posix.environ.get(config.RUNTIME_DIR)  # where who is not root keeps the record

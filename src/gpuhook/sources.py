@@ -6,13 +6,15 @@ mount that nobody else sees. What is done with them in the container is apply.py
 
 import errno
 import posix
+from _stat import S_ISCHR
 
 from gpuhook import linux
 from gpuhook.errors import GpuhookError
-from gpuhook.model import DriverFile
+from gpuhook.model import DriverFile, Node
 
 FILE = linux.MOUNT_ATTR_RDONLY | linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV
 _PLAIN = linux.RESOLVE_BENEATH | linux.RESOLVE_NO_SYMLINKS | linux.RESOLVE_NO_MAGICLINKS
+NODE = linux.MOUNT_ATTR_RDONLY | linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NOEXEC  # as the shim's mounts of nodes
 SOCKET = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV | linux.MOUNT_ATTR_NOEXEC
 
 
@@ -77,6 +79,23 @@ def acquire(driver_root: str, files: "tuple[DriverFile, ...]", others: "tuple[st
     finally:
         posix.close(root)
     return sources
+
+
+def acquire_nodes(dev_root: str, nodes: "tuple[Node, ...]", into: Sources) -> None:
+    """Handles of device nodes, each proven to be of the number that was granted. GpuhookError `driver-changed`."""
+    try:
+        root = posix.open(dev_root, linux.O_PATH | posix.O_DIRECTORY | linux.O_CLOEXEC)
+        try:
+            for node in nodes:
+                found = posix.fstat(clone(root, node.path, NODE, into, node.path))
+                number = (posix.major(found.st_rdev), posix.minor(found.st_rdev))
+                if not S_ISCHR(found.st_mode) or number != (node.major, node.minor):
+                    raise _changed(node.path)
+            restrict(into)
+        finally:
+            posix.close(root)
+    except OSError as error:
+        raise failed("looking at the driver's device nodes", error) from None
 
 
 def _take_daemons(root: int, path: str, sources: Sources) -> None:

@@ -1,13 +1,23 @@
-"""The container's state, as a low-level runtime hands it to a hook on standard input.
+"""What a low-level runtime hands to a hook: the container's state on standard input, and a process to begin and end.
 
 Hot path.
 """
 
-from gpuhook import jsonio, linux
+import posix
+
+from gpuhook import config, jsonio, linux
 from gpuhook.errors import GpuhookError
+from gpuhook.log import Log
 from gpuhook.model import value
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from signal import SIG_SETMASK, pthread_sigmask
+else:
+    from _signal import SIG_SETMASK, pthread_sigmask
+
 _LIMIT = 1 << 20
+_ENVIRONMENT = {b"PATH": b"/usr/sbin:/usr/bin:/sbin:/bin"}
 
 
 @value
@@ -51,3 +61,38 @@ def _bad_state(what: str) -> GpuhookError:
         f"the container state on standard input {what}",
         "gpuhook-hook is called by a low-level runtime as a prestart or createRuntime hook, not by hand",
     )
+
+
+def harden() -> None:
+    """Undo what the runtime may have left: blocked signals (crun), open descriptors, an environment, a umask."""
+    pthread_sigmask(SIG_SETMASK, ())
+    posix.umask(0)
+    linux.close_range(3)
+    linux.prctl(linux.PR_SET_DUMPABLE, 0)
+    own = posix.environ.get(config.RUNTIME_DIR)
+    posix.environ.clear()
+    posix.environ.update(_ENVIRONMENT)
+    if own:  # the shim hands it on to who is not root of the host
+        posix.environ[config.RUNTIME_DIR] = own
+    posix.chdir("/")
+
+
+def report(error: Exception, name: str, log: Log) -> int:
+    """Say it on stderr, which runc passes on whole and crun hides, and in the log; returns the exit code.
+
+    What nobody expected is one line too, without a traceback.
+    """
+    if not isinstance(error, GpuhookError):
+        error = GpuhookError("internal", f"{type(error).__name__}: {error}", "this is a defect of gpuhook: report it")
+    text = str(error)
+    log.write("error", name, text)
+    try:
+        linux.write_fd(2, (text + "\n").encode("utf-8", "backslashreplace"))
+    except OSError:
+        pass
+    return error.exit_code
+
+
+def leave(code: int) -> int:
+    """End without the interpreter's own farewell, which takes 1.5 ms; nothing is written by way of sys.stdout."""
+    posix._exit(code)

@@ -42,6 +42,7 @@ def test_what_is_written(tmp_path: Path) -> None:
     assert found == {
         "format": 1,
         "id": "box",
+        "mode": "shim",
         "pid": os.getpid(),
         "devices": ["GPU-1", "MIG-2"],
         "capabilities": ["compute", "utility"],

@@ -130,10 +130,9 @@ def _orders(spec: oci.Spec, settings: Config, where: str) -> tuple[Orders | None
     for stage in ("prestart", "createRuntime"):
         entries = hooks.get(stage) if isinstance(hooks, dict) else None
         for entry in entries if isinstance(entries, list) else ():
-            path = entry.get("path") if isinstance(entry, dict) else None
-            if isinstance(entry, dict) and isinstance(path, str) and path.rpartition("/")[2] == oci.HOOK:
-                words = entry.get("args")
-                return hook.parse([str(word) for word in words[1:]] if isinstance(words, list) else []), stage
+            words = entry.get("args") if isinstance(entry, dict) and oci.carries_orders(entry) else None
+            if isinstance(words, list):
+                return hook.parse([str(word) for word in words[1:]]), stage
     container = spec.container()
     granted = grant.decide(container, settings, where)
     if granted is None:
