@@ -172,10 +172,10 @@ def parse(path: str, content: str) -> dict[str, Value]:
         text = f"{path} has version {shown(version)}, and there are 1.0.0 and 0.1.0"
         raise GpuhookError("engine-config-invalid", text, hint)
     schema = {"definitions": schema["definitions"], "$ref": f"#/definitions/{version}"}
-    error = next(iter(jsonschema.Draft7Validator(schema).iter_errors(document)), None)
-    if error is not None:
-        place = ".".join(str(part) for part in error.absolute_path)
-        what = shown(error.message, 200)[1:-1]
+    wrong = next(iter(jsonschema.Draft7Validator(schema).iter_errors(document)), None)
+    if wrong is not None:
+        place = ".".join(str(part) for part in wrong.absolute_path)
+        what = shown(wrong.message, 200)[1:-1]
         raise GpuhookError("engine-config-invalid", f"{path}: {place + ': ' if place else ''}{what}", hint)
     return document
 

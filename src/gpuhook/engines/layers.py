@@ -92,10 +92,12 @@ def after(layers: Sequence[Layer], paths: Sequence[str], target: str) -> tuple[L
 def conflict(engine: str, target: str, layer: Layer, path: tuple[str, ...], hint: str) -> GpuhookError:
     """`engine-config-conflict`: a later file says otherwise of what would go into `target`."""
     name = ".".join(path)
+    said = layer.get(*path)
+    said = ", ".join(str(item) for item in said) if isinstance(said, list) else said
     return GpuhookError(
         "engine-config-conflict",
         f"{name} would be set in {target}, and {layer.place(*path)}, which {engine} reads after it, "
-        f"sets it to {shown(layer.get(*path))}",
+        f"sets it to {'another table' if isinstance(said, dict) else shown(said)}",
         hint,
     )
 

@@ -58,7 +58,7 @@ def propose(host: Host, options: Options) -> Proposal:
     before = tuple(layer for layer in found if layer.path in order[: order.index(target)])
     here = next((layer for layer in found if layer.path == target), Layer(target, "", {}))
     later = layers.after(found, order, target)
-    _refuse_conflicts(options, target, later)
+    _refuse_conflicts(options, main, target, later)
     steps: list[Step] = [Set((*_RUNTIMES, options.runtime_name), [options.runtime])]
     steps += _listed(options, _JSON, _JSON_BUILT_IN, before, here)
     if os.path.basename(layers.low_level(host, options)).startswith("crun"):
@@ -104,14 +104,17 @@ def _listed(
     return () if options.runtime_name in names else (Set(path, [*names, options.runtime_name]),)
 
 
-def _refuse_conflicts(options: Options, target: str, later: tuple[Layer, ...]) -> None:
+def _refuse_conflicts(options: Options, main: str, target: str, later: tuple[Layer, ...]) -> None:
     """GpuhookError `engine-config-conflict` where a later file takes back what we would set."""
     entry = (*_RUNTIMES, options.runtime_name)
     for layer in later:
+        hint = "remove that line"
+        if os.path.dirname(layer.path) == f"{main}.d":
+            hint += f", or give a file that is read last: --drop-in {main}.d/zz-gpuhook.conf"
         if (layer.strings(*entry) or (options.runtime,))[0] != options.runtime:
-            raise layers.conflict("podman", target, layer, entry, f"remove that line, or change {layer.path} itself")
+            raise layers.conflict("podman", target, layer, entry, hint)
         if options.default_runtime and layer.text_at(*_DEFAULT) not in ("", options.runtime_name):
-            raise layers.conflict("podman", target, layer, _DEFAULT, "remove that line: it names the default runtime")
+            raise layers.conflict("podman", target, layer, _DEFAULT, hint)
 
 
 def _remarks(host: Host, options: Options, found: tuple[Layer, ...], later: tuple[Layer, ...]) -> Iterator[str]:
