@@ -73,25 +73,22 @@ class _Document:
     """A text, the tree it says, and the edits made so far."""
 
     def __init__(self, editor: Editor, path: str, text: str) -> None:
-        self.editor, self.path, self.text = editor, path, text
+        self.editor, self.path, self.text, self.read = editor, path, text, text
         self.tree = editor.parse(path, text)
         self.undos: list[Undo] = []
         self.warnings: list[str] = []
 
     def at(self, keypath: Path) -> str:
-        """`file:line`, for a message; the file alone where the key has no line."""
-        line = self.editor.line_of(self.text, keypath)
+        """`file:line`, for a message; the file alone where the key is not in the file as it was read."""
+        line = self.editor.line_of(self.read, keypath)
         return self.path if line is None else f"{self.path}:{line}"
 
     def _settle(self, text: str, tree: Tree, edited: Path) -> None:
-        """Take a text that shall say what `tree` says; an empty table around `edited` may be gone from it."""
+        """Take a text that shall say what `tree` says."""
         try:
             found = self.editor.parse(self.path, text)
         except GpuhookError as error:
             raise self._unsafe(edited) from error
-        for end in range(len(edited) - 1, 0, -1):
-            if get(tree, edited[:end]) == {} and get(found, edited[:end]) is ABSENT:
-                del get(tree, edited[: end - 1])[edited[end - 1]]
         if not same(found, tree):
             raise self._unsafe(edited)
         self.text, self.tree = text, tree
