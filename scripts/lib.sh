@@ -32,7 +32,16 @@ need() {
   fi
 }
 
-apt_install() { DEBIAN_FRONTEND=noninteractive apt-get -q install -y --no-install-recommends "$@"; }
+# No daemon starts because its package is installed: tests start private ones, and a person decides about the others.
+apt_install() ( # a subshell, for its trap
+  policy=/usr/sbin/policy-rc.d
+  if [ ! -e "$policy" ]; then
+    trap 'rm -f "$policy"' EXIT
+    printf '#!/bin/sh\nexit 101\n' >"$policy"
+    chmod 755 "$policy"
+  fi
+  DEBIAN_FRONTEND=noninteractive apt-get -q install -y --no-install-recommends "$@"
+)
 
 has() {
   case $1 in
@@ -55,6 +64,13 @@ need_containers() {
   if ldd "$(command -v busybox)" >/dev/null 2>&1; then
     need busybox-static=/usr/share/doc/busybox-static
   fi
+}
+
+# Container engines, for tests/engines.
+need_engines() {
+  need docker.io=/usr/sbin/dockerd containerd=containerd podman=/usr/bin/podman conmon=conmon crun=crun \
+    golang-github-containers-common=/etc/containers/policy.json containernetworking-plugins=/usr/lib/cni/loopback \
+    uidmap=newuidmap iptables=iptables util-linux=nsenter
 }
 
 # pip_install VENV ARGUMENT...: pip's words go to a log, and are shown only if it fails.

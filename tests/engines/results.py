@@ -54,7 +54,7 @@ class Results:
             **self._run,
             "engine": engine.name,
             "version": engine.version,
-            "cgroup": engine.machine.layout,
+            "cgroup": _cgroup(engine.machine.layout),
             "runtime": runtime,
             "runtime_version": self._version(engine.machine, runtime),
             **found,
@@ -68,6 +68,15 @@ class Results:
         if key not in self._runtimes:
             self._runtimes[key] = machine.check(runtime, "--version").split("\n")[0].split()[2]
         return self._runtimes[key]
+
+
+def _cgroup(layout: str) -> str:
+    """The name of a layout; of the machine's own: what it is."""
+    if layout != "host":
+        return layout
+    if Path("/sys/fs/cgroup/cgroup.controllers").exists():
+        return "v2"
+    return "hybrid" if Path("/sys/fs/cgroup/unified").is_dir() else "v1"
 
 
 def _asked(*argv: str) -> str:

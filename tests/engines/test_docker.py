@@ -227,11 +227,10 @@ def test_a_container_in_a_container(
 def _volumes(docker: Docker) -> list[str]:
     """Python and runc of the machine with their libraries, each file at its own place."""
     machine = docker.machine
-    programs = machine.check(
-        "sh", "-c", "command -v python3; command -v runc; python3 -c 'import os; print(os.__file__)'"
-    ).split()
-    linked = machine.check("ldd", *programs[:2])
-    files = {"/usr/bin/python3", programs[1], str(Path(programs[-1]).parent), *re.findall(r"(/\S+) \(0x", linked)}
+    find = "import _ctypes, os, shutil; print(shutil.which('runc'), _ctypes.__file__, os.path.dirname(os.__file__))"
+    runc, ctypes, modules = machine.check("python3", "-c", find).split()
+    linked = machine.check("ldd", "/usr/bin/python3", runc, ctypes)
+    files = {"/usr/bin/python3", runc, modules, *re.findall(r"(/\S+) \(0x", linked)}
     return [f"--volume={file}:{file}:ro" for file in sorted(files)]
 
 

@@ -1,0 +1,100 @@
+"""engines_doc.py FILE [RUN...]: put what the tests of container engines found into docs/engines.md.
+
+FILE is a `results.jsonl` that the tests wrote (tests/engines/results.py); the RUNs, by their times (the last one where
+none is given), become docs/engines/DATE.json. Of what several of them looked at, the last counts. With a `.json` file
+of docs/engines, and without arguments, that page is made of the file again. The table there stands between
+`<!-- results of FILE -->` and `<!-- end -->`; a test compares it with the file (tests/unit/test_engines_doc.py), so
+that no result is typed.
+"""
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+PAGE = Path(__file__).resolve().parents[1] / "docs/engines.md"
+MARKED = re.compile(r"<!-- results of (\S+) -->\n.*?<!-- end -->", re.DOTALL)
+_ROW = ("engine", "version", "runtime", "runtime_version", "cgroup")
+
+
+def gathered(lines: list[dict[str, Any]], runs: list[str]) -> dict[str, Any]:
+    """The lines of some runs as a report: a row for each engine, runtime and cgroup layout with what works there, and
+    what does not and why. SystemExit for a run that is not there."""
+    known = [line["run"] for line in lines]
+    runs = runs or known[-1:]
+    missing = set(runs) - set(known)
+    if not runs or missing:
+        raise SystemExit(f"engines_doc.py: no run {', '.join(sorted(missing)) or 'at all'} in the file")
+    chosen = [line for line in lines if line["run"] in runs]
+    found: dict[tuple[str, ...], dict[str, Any]] = {}
+    for line in chosen:
+        found.setdefault(tuple(line[key] for key in _ROW), {})[line["what"]] = line
+    rows = [
+        {
+            **dict(zip(_ROW, key, strict=True)),
+            "works": sorted(what for what, line in of.items() if line["works"]),
+            "fails": {what: line["why"] for what, line in sorted(of.items()) if not line["works"]},
+        }
+        for key, of in sorted(found.items(), key=lambda item: (item[0][0], _numbers(item[0][1]), item[0][2:]))
+    ]
+    return {
+        "runs": sorted({line["run"] for line in chosen}),
+        "gpuhook": sorted({line["gpuhook"] for line in chosen}),
+        "kernel": sorted({line["kernel"] for line in chosen}),
+        "rows": rows,
+    }
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)]
+
+
+def table(report: dict[str, Any], name: str) -> str:
+    """The text between the marks."""
+    lines = [
+        f"<!-- results of {name} -->",
+        "",
+        f"[{name}]({name}): {', '.join(report['runs'])}; Linux {', '.join(report['kernel'])};"
+        f" gpuhook {', '.join(report['gpuhook'])}.",
+        "",
+        "| engine | low-level runtime | cgroups | works | does not, and why |",
+        "|---|---|---|---|---|",
+    ]
+    for row in report["rows"]:
+        why: dict[str, list[str]] = {}
+        for what, reason in row["fails"].items():
+            why.setdefault(reason, []).append(what)
+        fails = "; ".join(f"{', '.join(whats)}: {reason}" for reason, whats in why.items())
+        lines.append(
+            f"| {row['engine']} {row['version']} | {row['runtime']} {row['runtime_version']} | {row['cgroup']} |"
+            f" {', '.join(row['works'])} | {fails} |"
+        )
+    return "\n".join([*lines, "", "<!-- end -->"])
+
+
+def written(page: str, folder: Path, name: str = "") -> str:
+    """The page with the table of a file below `folder`: `name`, or the one that it names."""
+    found = MARKED.search(page)
+    if not found:
+        raise SystemExit(f"engines_doc.py: {PAGE} has no marks")
+    name = name or found[1]
+    return page[: found.start()] + table(json.loads((folder / name).read_text()), name) + page[found.end() :]
+
+
+def main(arguments: list[str]) -> None:
+    """The command line."""
+    name = ""
+    if arguments and arguments[0].endswith(".jsonl"):
+        lines = [json.loads(line) for line in Path(arguments[0]).read_text().splitlines()]
+        report = gathered(lines, arguments[1:])
+        name = f"engines/{report['runs'][-1][:10]}.json"
+        (PAGE.parent / name).parent.mkdir(exist_ok=True)
+        (PAGE.parent / name).write_text(json.dumps(report, indent=1) + "\n")
+    elif arguments:
+        name = str(Path(arguments[0]).resolve().relative_to(PAGE.parent))
+    PAGE.write_text(written(PAGE.read_text(), PAGE.parent, name))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
