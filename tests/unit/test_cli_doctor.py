@@ -443,6 +443,23 @@ def test_nvidias_toolkit_and_who_uses_it(tmp_path: Path) -> None:
     assert [item.level for item in neighbours.toolkit(empty)] == ["ok"]
 
 
+@pytest.mark.parametrize(
+    ("names", "noted"),
+    [
+        (["dockerd"], True),
+        (["dockerd", "nvidia-container-runtime-hook"], False),
+        (["dockerd", "nvidia-cdi-hook"], False),
+        ([], False),
+    ],
+    ids=lambda item: "+".join(item) if isinstance(item, list) else str(item),
+)
+def test_r169_docker_without_its_gpus_option(names: list[str], noted: bool, tmp_path: Path) -> None:
+    for name in names:
+        program(tmp_path / name, "#!/bin/sh\n")
+    found = [item.check for item in neighbours.docker_gpus(Host(root="", environ={"PATH": str(tmp_path)}))]
+    assert found == ["docker-gpus"] * noted
+
+
 def test_r134_a_cdi_specification_of_another_driver_is_a_warning(tmp_path: Path) -> None:
     known = Record("r1", "570.133.07", (12, 8), False, "x86-64", (), ())
     folder = tmp_path / "etc/cdi"

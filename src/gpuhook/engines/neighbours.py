@@ -39,6 +39,7 @@ _LINE = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\.\d{3}Z error (\S+) (.*)",
 def findings(host: Host, settings: Config, prefix: str) -> Iterator[Finding]:
     """The neighbours' findings and the log's."""
     yield from toolkit(host)
+    yield from docker_gpus(host)
     yield from log(settings, prefix)
 
 
@@ -72,6 +73,18 @@ def toolkit(host: Host) -> Iterator[Finding]:
             text = f"{path} names NVIDIA's runtime: containers of {engine} that ask for it by its name go there"
             hint = f"`gpuhook configure {engine} --runtime-name nvidia` takes the name over"
             yield Finding("note", "toolkit-runtime", text, hint)
+
+
+def docker_gpus(host: Host) -> Iterator[Finding]:
+    """Where docker knows no `--gpus`: dockerd looks for a program of this name, or of CDI's, in PATH as it starts."""
+    known = any(host.which(name) is not None for name in ("nvidia-container-runtime-hook", "nvidia-cdi-hook"))
+    if known or host.which("dockerd") is None:
+        return
+    text = (
+        "`docker run --gpus` fails here (could not select device driver): dockerd takes it only where it finds"
+        " nvidia-container-runtime-hook in PATH"
+    )
+    yield Finding("note", "docker-gpus", text, "docker run --runtime gpuhook -e NVIDIA_VISIBLE_DEVICES=all ...")
 
 
 def _text(host: Host, path: str) -> str:
