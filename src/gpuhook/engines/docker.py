@@ -44,7 +44,7 @@ def propose(host: Host, options: Options) -> Proposal:
         (FileEdit(place.path, "json", tuple(steps)),),
         dockerd.restart(host, place, document, "CDI is set up" if options.cdi else ""),
         notes,
-        undo_restart=dockerd.restart(host, place, document, "dockerd forgets a runtime"),
+        undo_restart=dockerd.undo_restart(host, place, document),
     )
 
 
@@ -85,7 +85,11 @@ def _entry(document: dict[str, Any], options: Options) -> dict[str, Any]:
     """What the runtime's entry shall be. One of another program is replaced as a whole, since its arguments or shim
     options are not gpuhook's; one that is gpuhook's already keeps what a person added."""
     there = runtimes(document).get(options.runtime_name)
-    if isinstance(there, dict) and there.get("path") == options.runtime and not there.get("runtimeType"):
+    if (
+        isinstance(there, dict)
+        and there.get("path") == options.runtime
+        and not (there.get("runtimeType") or there.get("options"))
+    ):
         return there
     return {"path": options.runtime}
 

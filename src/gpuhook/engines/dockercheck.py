@@ -128,10 +128,6 @@ def _registered(view: _View) -> Iterator[Finding]:
     for own in view.ours:
         path = _path(view.known[own])
         yield _program(view.host, view.at("runtimes", own), own, path)
-        if view.known[own].get("runtimeType"):
-            where = view.at("runtimes", own, "runtimeType")
-            what = f"{where}: the runtime {shown(own)} has a `path` and a `runtimeType`; dockerd takes one of them"
-            yield Finding("problem", "runtime", what, f"take `runtimeType` out, then: {_CONFIGURE}")
         if not dockerd.same_file(view.host, path, view.options.runtime) and os.path.isabs(path):
             what = f"the runtime {shown(own)} is another installation's gpuhook, {path}"
             what += f"; this one's is {view.options.runtime}"
@@ -242,6 +238,14 @@ def _others(view: _View) -> Iterator[Finding]:
         if name not in view.ours and os.path.basename(_path(entry)).startswith("nvidia-container-runtime"):
             what = f"the runtime {shown(name)} is NVIDIA's, {_path(entry)}: containers that name it bypass gpuhook"
             yield Finding("note", "nvidia", what, f"{_CONFIGURE} --runtime-name {name}")
+    for name, entry in runtimes(view.document).items():
+        path, shim, more = ((entry or {}).get(key) for key in ("path", "runtimeType", "options"))
+        if bool(path) == bool(shim) or (path and more):
+            what = (
+                f"{view.at('runtimes', name)}: dockerd 23.0 and newer do not start: the runtime {shown(name)} must have"
+            )
+            hint = f"{_CONFIGURE} --runtime-name {name}" if name in view.ours else "correct that entry, or take it out"
+            yield Finding("warning", "runtime", f"{what} a `path`, or a `runtimeType` and its `options`", hint)
     if view.document.get("userns-remap") and not view.place.pid:
         what = "`userns-remap` is set: containers open the host's device nodes as another user"
         yield Finding(

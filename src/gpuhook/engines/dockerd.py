@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Literal
 
 from gpuhook.engines.host import Host
@@ -205,7 +206,7 @@ def _proc(host: Host, path: str) -> bytes:
 def _flags(argv: list[str]) -> tuple[tuple[str, str], ...]:
     """The values of _FLAGS in a command line: `--name value` or `--name=value`."""
     found = []
-    for word, after in zip(argv[1:], [*argv[2:], ""], strict=True):
+    for word, after in pairwise([*argv[1:], ""]):
         name, equals, value = word.removeprefix("--").partition("=")
         if word == "-H":
             name = "host"
@@ -322,25 +323,44 @@ def version(host: Host) -> tuple[int, int] | None:
 def restart(host: Host, place: Place, document: dict[str, Any], why: str) -> Restart:
     """A reload where that does; running containers go on in it. `why`: what happens at the start alone."""
     pid = place.pid
+    control = ("systemctl", "--user") if place.kind == "rootless" else ("systemctl",)
     if any(daemon.flag("add-runtime") for daemon in place.daemons):
         why = why or "a reload forgets the runtimes of --add-runtime; the file is read"
-    kept = "running containers go on (live-restore)" if document.get("live-restore") else "it stops running containers"
-    if place.kind == "snap":
-        return Restart(("snap", "restart", "docker"), f"dockerd reads its file in `snap restart docker`; {kept}")
-    systemd = host.exists("/run/systemd/system")
-    control = ("systemctl", "--user") if place.kind == "rootless" else ("systemctl",)
-    if not pid:
-        how = f" (`{' '.join(control)} start docker`)" if systemd else ""
+    if place.kind != "snap" and not pid:
+        how = f" (`{' '.join(control)} start docker`)" if _has_systemd(host) else ""
         return Restart((), f"dockerd does not run: it reads the file when it starts{how}")
-    if not why:
-        # rootlesskit stands between systemd and a rootless dockerd; the signal is for dockerd itself
-        reload = systemd and place.kind == "system"
-        command = (*control, "reload", "docker") if reload else ("kill", "-HUP", str(pid))
-        return Restart(command, f"dockerd reads its file in `{' '.join(command)}`; running containers go on")
-    if systemd:
-        command = (*control, "restart", "docker")
-    elif place.kind == "system" and host.exists("/etc/init.d/docker") and host.which("service"):
-        command = ("service", "docker", "restart")
-    else:
-        return Restart((), f"{why} when dockerd starts: end process {pid} and start dockerd as before; {kept}")
-    return Restart(command, f"{why} when dockerd starts: `{' '.join(command)}`; {kept}")
+    if place.kind == "snap" or why:
+        command = _start_command(host, place, "restart")
+        how = f"`{' '.join(command)}`" if command else f"end process {pid} and start dockerd as before"
+        return Restart(command, f"{why or 'dockerd reads its file'} when dockerd starts: {how}; {_kept(document)}")
+    # rootlesskit stands between systemd and a rootless dockerd; the signal is for dockerd itself
+    reload = _has_systemd(host) and place.kind == "system"
+    command = (*control, "reload", "docker") if reload else ("kill", "-HUP", str(pid))
+    return Restart(command, f"dockerd reads its file in `{' '.join(command)}`; running containers go on")
+
+
+def undo_restart(host: Host, place: Place, document: dict[str, Any]) -> Restart:
+    """How a runtime is forgotten at any later time; nothing that only holds now, like a process id, is in it."""
+    command = _start_command(host, place, "try-restart")
+    how = f"`{' '.join(command)}`" if command else "end it and start it again"
+    return Restart(command, f"dockerd forgets a runtime when it starts, not in a reload: {how}; {_kept(document)}")
+
+
+def _has_systemd(host: Host) -> bool:
+    """Whether systemd is this host's init (sd_booted(3))."""
+    return host.exists("/run/systemd/system")
+
+
+def _start_command(host: Host, place: Place, verb: str) -> tuple[str, ...]:
+    """What starts a running dockerd anew; `verb` is systemd's. Empty where nothing watches over it."""
+    if place.kind == "snap":
+        return ("snap", "restart", "docker")
+    if _has_systemd(host):
+        return ("systemctl", *(("--user",) if place.kind == "rootless" else ()), verb, "docker")
+    service = place.kind == "system" and host.exists("/etc/init.d/docker") and host.which("service")
+    return ("service", "docker", "restart") if service else ()
+
+
+def _kept(document: dict[str, Any]) -> str:
+    """What a start means for containers."""
+    return "running containers go on (live-restore)" if document.get("live-restore") else "it stops running containers"
