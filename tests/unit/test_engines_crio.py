@@ -350,3 +350,43 @@ def test_notes(tmp_path: Path) -> None:
     assert any("CDI" in note for note in proposal.notes)
     assert any("handler: gpuhook" in note for note in proposal.notes)
     assert proposal.restart.command == ("systemctl", "restart", "crio")
+
+
+def test_undone_to_the_byte(tmp_path: Path) -> None:
+    """In a file that others wrote in too, for the form that --drop-in with an existing file has."""
+    text = f"{PACKAGED}\n[crio.image]\npause_image = 'x' # mine\n"
+    host = make(tmp_path, {f"{FOLDER}/10-crio.conf": text})
+    options = Options(drop_in=f"{FOLDER}/10-crio.conf", default_runtime=True)
+    (edit,) = crio.propose(host, options).files
+    assert table(edit)["runtime_root"] == "/run/crun"
+    done, undos = tomltext.apply(edit.path, text, edit.steps)
+    assert done != text
+    assert tomltext.undo(edit.path, done, undos) == (text, ())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(Options(default_runtime=True), id="own-file"),
+        pytest.param(Options(drop_in=f"{FOLDER}/10-crio.conf", default_runtime=True), id="others-file"),
+        pytest.param(Options(drop_in=f"{FOLDER}/99-nvidia.toml", runtime_name="nvidia"), id="taken-over-in-place"),
+        pytest.param(Options(drop_in=f"{FOLDER}/zz.conf", runtime_name="nvidia"), id="taken-over-later"),
+    ],
+)
+def test_r139_a_second_time_changes_nothing(tmp_path: Path, options: Options) -> None:
+    files = {f"{FOLDER}/10-crio.conf": PACKAGED}
+    if options.runtime_name == "nvidia":
+        files[f"{FOLDER}/99-nvidia.toml"] = NVIDIA
+    host = make(tmp_path, files)
+    carry_out(host, crio.propose(host, options))
+    (edit,) = crio.propose(host, options).files
+    text = host.read(edit.path) or ""
+    assert tomltext.apply(edit.path, text, edit.steps) == (text, ())
+
+
+def test_a_changed_default_runtime_is_taken_over(tmp_path: Path) -> None:
+    """After an update of CRI-O that moves its monitor, configuring again follows it."""
+    host = make(tmp_path, {f"{FOLDER}/10-crio.conf": PACKAGED})
+    carry_out(host, crio.propose(host, Options()))
+    make(tmp_path, {f"{FOLDER}/10-crio.conf": PACKAGED.replace("/usr/libexec/crio/conmon", "/usr/bin/conmon")})
+    assert table(crio.propose(host, Options()).files[0])["monitor_path"] == "/usr/bin/conmon"

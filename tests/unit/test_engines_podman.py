@@ -341,6 +341,48 @@ def test_the_hint_of_a_conflict_works(tmp_path: Path, later: str) -> None:
     assert of(podman.check(host, Options()), "default-runtime") == ["ok"]
 
 
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [
+        pytest.param("podman version 4.3.1", [], id="4.3"),
+        pytest.param("podman version 5.0.0-rc1", ["runtime-registered"], id="5.0"),
+        pytest.param("podman version five", [], id="nonsense"),
+    ],
+)
+def test_roots_own_file_counts_from_5_on(tmp_path: Path, version: str, expected: list[str]) -> None:
+    """podman 5 reads the user's containers.conf for root too; before, it is for rootless podman alone."""
+    text = '[engine.runtimes]\ngpuhook = ["/usr/bin/gpuhook-runtime"]\n'
+    program(tmp_path, "/usr/bin/podman", f"#!/bin/sh\n[ \"$1\" = --version ] && echo '{version}'\n")
+    host = make(tmp_path, {"/root/.config/containers/containers.conf": text})
+    findings = podman.check(host, Options())
+    assert [
+        finding.check for finding in findings if finding.check == "runtime-registered" and finding.level == "ok"
+    ] == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("", id="empty"),
+        pytest.param("# c\n[engine]\nruntime = 'crun' # d\n\n[engine.runtimes]\nx = [\n '/y', # z\n]\n", id="tables"),
+        pytest.param('engine.runtime = "runc"', id="dotted-no-last-line-end"),
+        pytest.param('[engine]\r\nruntime_supports_json = ["runc", {append = true}]\r\n', id="append-and-CRLF"),
+    ],
+)
+def test_undone_to_the_byte(tmp_path: Path, text: str) -> None:
+    """What the steps did to containers.conf is taken back, and nothing else."""
+    (edit,) = podman.propose(make(tmp_path, {SYSTEM: text}), Options(default_runtime=True)).files
+    done, undos = tomltext.apply(edit.path, text, edit.steps)
+    assert done != text
+    assert tomltext.undo(edit.path, done, undos) == (text, ())
+
+
+def test_a_directory_among_the_drop_ins(tmp_path: Path) -> None:
+    """podman passes it over."""
+    host = make(tmp_path, {f"{SYSTEM}.d/x.conf/y": "no toml"})
+    assert podman.propose(host, Options()).files[0].path == SYSTEM
+
+
 @pytest.mark.skipif(shutil.which("podman") is None, reason="needs podman")
 def test_real_podman_takes_what_is_proposed(tmp_path: Path) -> None:
     """The file that the proposal makes registers the runtime with the podman of this machine, as the default one."""

@@ -46,7 +46,8 @@ def propose(host: Host, options: Options) -> Proposal:
         return _propose_hook(host, options, main, found, notes)
     target = _target(options, main)
     order = _sorted(main, [*paths, target])
-    others = tuple(layer for layer in found if layer.path != target)
+    # Our own file takes over anew what the others say now; in a file that a person named, others' tables stand too.
+    others = found if options.drop_in else tuple(layer for layer in found if layer.path != target)
     steps = _steps(options, others)
     _refuse_conflicts(options, target, layers.after(others, order, target))
     sentence, hint = layers.other_low_level(host, options, "CRI-O", _default_path(host, others))

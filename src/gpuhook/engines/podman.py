@@ -159,7 +159,8 @@ def _drop_ins(host: Host, main: str) -> list[str]:
         names = sorted(os.listdir(host.real(f"{main}.d")))
     except OSError:
         return []
-    return [f"{main}.d/{name}" for name in names if name.endswith(".conf") and not os.path.isdir(host.real(name))]
+    paths = [f"{main}.d/{name}" for name in names if name.endswith(".conf")]
+    return [path for path in paths if not os.path.isdir(host.real(path))]
 
 
 def _target(host: Host, options: Options, main: str) -> str:
