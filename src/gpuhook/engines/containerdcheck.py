@@ -1,0 +1,231 @@
+"""What `doctor` says of containerd: its configuration as it reads it, and whether a pod with our runtime starts."""
+
+import os
+import re
+import tomllib
+from collections.abc import Iterator
+
+from gpuhook.engines import containerdconfig, containerddropin, containerdplaces, containerdruntime, containerdtemplates
+from gpuhook.engines.containerdconfig import Loaded, Table, table
+from gpuhook.engines.containerdplaces import Place
+from gpuhook.engines.host import Host
+from gpuhook.engines.model import Finding, Options
+from gpuhook.errors import GpuhookError, shown
+
+_HINT = "gpuhook configure containerd"
+_SETTINGS = "/etc/gpuhook/runtime.toml"
+
+
+def check(host: Host, options: Options) -> tuple[Finding, ...]:
+    """The configuration read back as containerd would. GpuhookError as in `propose`, for what can't be read at all."""
+    place, others = containerdplaces.find(host, options)
+    return tuple(_findings(host, place, others, options))
+
+
+def _findings(host: Host, place: Place, others: tuple[Place, ...], options: Options) -> Iterator[Finding]:
+    if place.kind in containerdplaces.RANCHER:
+        loaded = containerdtemplates.load(host, place)
+    else:
+        engine = containerdconfig.engine_version(containerdplaces.version_of(host, place))
+        loaded = containerdconfig.load(host, place.config, engine)
+    version = ".".join(map(str, loaded.engine)) if loaded.engine else "of unknown version"
+    if loaded.main is None:
+        yield Finding("note", "configuration", f"containerd {version}: {place.config} is not there: the defaults count")
+    else:
+        files = ", ".join(file.path for file in loaded.files[1:])
+        text = f"containerd {version}: {place.config}, version {loaded.version}" + (
+            f", imports {files}" if files else ""
+        )
+        yield Finding("ok", "configuration", text)
+    for text in loaded.problems:
+        yield Finding("warning", "configuration-mixed", text, "make all files one version")
+    for other in others:
+        text = f"this host also has the containerd of {other.describe()}"
+        yield Finding("note", "other-containerd", text, f"gpuhook doctor --engine containerd --config {other.config}")
+    yield from _cri(host, place)
+    yield from _runtime(host, place, loaded, _effective(host, place, loaded), options)
+    yield from _restart(host, place, loaded)
+
+
+def _cri(host: Host, place: Place) -> Iterator[Finding]:
+    if containerdplaces.cri_disabled(host, place):
+        yield Finding(
+            "problem",
+            "cri",
+            f"{place.config} has \"cri\" among its disabled_plugins, as docker's packages do: Kubernetes can't use "
+            "this containerd",
+            "for docker: gpuhook configure docker; for Kubernetes: remove it from disabled_plugins, restart containerd",
+        )
+
+
+def _effective(host: Host, place: Place, loaded: Loaded) -> tuple[Table, str]:
+    """The CRI plugin's table, by containerd itself where it can be asked, else by our reading; and which it was."""
+    own = loaded.cri()
+    if place.kind in ("system", "rootless", "other") and loaded.main is not None:
+        dump = host.ask("containerd", "--config", host.real(place.config), "config", "dump") if not host.root else None
+        try:
+            plugins = table(tomllib.loads(dump), "plugins") if dump else {}
+        except tomllib.TOMLDecodeError:
+            plugins = {}
+        for name in (containerdconfig.V3, containerdconfig.V2):
+            if table(table(plugins, name), "containerd"):
+                return plugins[name], "`containerd config dump`"
+    runtimes = loaded.runtimes()
+    return containerdconfig.merged(own, {"containerd": {"runtimes": runtimes}}), place.config
+
+
+def _runtime(host: Host, place: Place, loaded: Loaded, read: tuple[Table, str], options: Options) -> Iterator[Finding]:
+    (cri, origin), name = read, options.runtime_name
+    containerd = table(cri, "containerd")
+    runtimes = table(containerd, "runtimes")
+    found = runtimes.get(name)
+    default = containerd.get("default_runtime_name") or "runc"
+    default = "runc" if "${" in str(default) else str(default)
+    if not isinstance(found, dict):
+        yield from _missing(host, place, loaded, origin, name)
+        return
+    values = table(found, "options")
+    program = values.get("BinaryName")
+    kind = found.get("runtime_type")
+    if kind != containerdconfig.RUNC_V2:
+        text = f"by {origin} the runtime {name} has runtime_type {shown(str(kind))}, not {containerdconfig.RUNC_V2}"
+        yield Finding("problem", "runtime", text, _HINT)
+    elif program != options.runtime:
+        text = f"by {origin} the runtime {name} has BinaryName {shown(str(program or ''))}, not {options.runtime}"
+        hint = f"{_HINT}, or name it: --runtime {program}" if name == "gpuhook" else f"{_HINT} --runtime-name {name}"
+        yield Finding("problem", "runtime", text, hint)
+    else:
+        yield Finding("ok", "runtime", f"by {origin} the runtime {name} calls {program}")
+    if isinstance(program, str) and program.startswith("/"):
+        yield from _program(host, program)
+    yield from _default(name, default, runtimes, values, options)
+    yield from _annotations(host, found)
+    if options.cdi:
+        on = cri.get("enable_cdi", loaded.deep) is True
+        yield Finding(
+            "ok" if on else "problem", "cdi", f"CDI is {'on' if on else 'off'}", "" if on else f"{_HINT} --cdi"
+        )
+
+
+def _missing(host: Host, place: Place, loaded: Loaded, origin: str, name: str) -> Iterator[Finding]:
+    """Our runtime is not there: because nobody wrote it, because a file is not imported, or because one hides it."""
+    for path in host.glob(f"{place.directory}/*.d/*.toml"):
+        text = _quiet(host, path)
+        if text.startswith(containerddropin.MARK) and path not in [file.path for file in loaded.files]:
+            yield Finding(
+                "warning",
+                "drop-in",
+                f"{path} is gpuhook's, and no import of {place.config} names it: containerd does not read it",
+                f"{_HINT} --drop-in {path}",
+            )
+    at = (loaded.plugin, "containerd", "runtimes", name)
+    hidden = [file for file in loaded.files if containerdconfig.has(file.plugins, *at)]
+    last = loaded.source()
+    if hidden and last is not None and not loaded.deep and last is not hidden[-1]:
+        yield Finding(
+            "problem",
+            "runtime",
+            f"{hidden[-1].line_of('plugins', *at)} has the runtime {name}, and "
+            f"{last.line_of('plugins', loaded.plugin)}, merged after it, takes the place of the whole table",
+            f"{_HINT} --drop-in {os.path.dirname(last.path)}/zz-gpuhook.toml",
+        )
+        return
+    yield Finding("problem", "runtime", f"by {origin} there is no runtime {shown(name)}", _HINT)
+
+
+def _program(host: Host, program: str) -> Iterator[Finding]:
+    real = host.real(program)
+    if not os.path.exists(real):
+        yield Finding("problem", "program", f"{program} is not there", "install gpuhook, or name it by --runtime")
+    elif os.path.isdir(real) or not os.stat(real).st_mode & 0o111:
+        yield Finding("problem", "program", f"{program} can't be executed", f"chmod 0755 {program}")
+    else:
+        yield Finding("ok", "program", f"{program} is there and executable")
+
+
+def _default(name: str, default: str, runtimes: Table, values: Table, options: Options) -> Iterator[Finding]:
+    if default == name:
+        yield Finding("ok", "default-runtime", f"{name} is the default runtime: pods need no RuntimeClass")
+    elif options.default_runtime:
+        text = f"the default runtime is {shown(default)}, not {name}"
+        yield Finding("problem", "default-runtime", text, f"{_HINT} --default-runtime")
+    else:
+        text = f"the default runtime is {shown(default)}: a pod asks for {name} by a RuntimeClass with that handler"
+        yield Finding("note", "default-runtime", text)
+    other = runtimes.get(default if default != name else "runc")
+    if not isinstance(other, dict):
+        if default != name:
+            text = f"the default runtime {shown(default)} has no table: containerd refuses the pods that name none"
+            yield Finding("problem", "default-runtime", text, f"write its table, or {_HINT} --default-runtime")
+        return
+    if not containerdruntime.is_runc(other):
+        return
+    theirs, mine = (table(other, "options").get("SystemdCgroup") is True, values.get("SystemdCgroup") is True)
+    if theirs != mine:
+        text = f"SystemdCgroup is {str(mine).lower()} for {name} and {str(theirs).lower()} for {default}"
+        why = "the kubelet works with one cgroup driver: pods of the other runtime are killed or restart"
+        yield Finding("problem", "cgroup-driver", f"{text}: {why}", _HINT)
+
+
+def _annotations(host: Host, found: Table) -> Iterator[Finding]:
+    """Whether the annotations that runtime.toml reads reach a container."""
+    try:
+        settings = tomllib.loads(_quiet(host, _SETTINGS))
+    except tomllib.TOMLDecodeError:
+        return  # that is told where the settings are looked at
+    request = table(settings, "request")
+    names = [prefix for prefix in request.get("annotation-prefixes", []) if isinstance(prefix, str)]
+    if request.get("accept-label-annotations") is True:
+        names.append("com.nvidia.volumes.needed")
+    patterns: list[str] = []
+    for key in ("container_annotations", "pod_annotations"):
+        value = found.get(key)
+        patterns += [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
+    for name in names:
+        probe = f"{name}x" if name.endswith("/") else name
+        if not any(containerdconfig.matches(pattern, probe) for pattern in patterns):
+            slash = ' ("*" stops at a slash)' if "*" in patterns and "/" in name else ""
+            yield Finding(
+                "warning",
+                "annotations",
+                f"{_SETTINGS} reads annotations {shown(name)}, and no pattern of the runtime lets them through{slash}",
+                f"{_HINT}; or add {shown(name + '*' if name.endswith('/') else name)} to its container_annotations",
+            )
+
+
+def _restart(host: Host, place: Place, loaded: Loaded) -> Iterator[Finding]:
+    """Whether the daemon that runs is older than what it would read now."""
+    if not place.pid:
+        return
+    started = _started(host, place.pid)
+    newer = []
+    for file in loaded.files:
+        try:
+            if os.stat(host.real(file.path)).st_mtime > started:
+                newer.append(file.path)
+        except OSError:
+            continue
+    if started and newer:
+        text = f"containerd (pid {place.pid}) was started before {', '.join(newer)} was written, and does not know it"
+        yield Finding("problem", "restart", text, containerdplaces.restart(host, place).sentence)
+    elif started:
+        yield Finding("ok", "restart", f"containerd (pid {place.pid}) was started after its files were written")
+
+
+def _started(host: Host, pid: int) -> float:
+    """When a process was started, in seconds since 1970; 0 where /proc does not say."""
+    try:
+        with open(host.real(f"/proc/{pid}/stat"), encoding="utf-8", errors="replace") as file:
+            ticks = int(file.read().rpartition(")")[2].split()[19])
+        with open(host.real("/proc/stat"), encoding="ascii", errors="replace") as file:
+            boot = re.search(r"^btime ([0-9]+)$", file.read(), re.MULTILINE)
+    except (OSError, ValueError, IndexError):
+        return 0.0
+    return int(boot[1]) + ticks / os.sysconf("SC_CLK_TCK") + 1 if boot else 0.0
+
+
+def _quiet(host: Host, path: str) -> str:
+    try:
+        return host.read(path) or ""
+    except GpuhookError:
+        return ""

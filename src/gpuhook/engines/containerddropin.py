@@ -1,0 +1,123 @@
+"""Where in containerd's configuration our values are written: the main file, or a file of our own that it imports.
+
+Which it is, what a drop-in has to repeat and whether another file would hide ours is said by loading the configuration
+as it would be afterwards.
+"""
+
+from posixpath import basename, dirname, splitext
+
+import tomlkit
+
+from gpuhook.engines import containerdconfig, containerdruntime, tomltext
+from gpuhook.engines.containerdconfig import File, Loaded, Table, table
+from gpuhook.engines.host import Host
+from gpuhook.engines.model import Add, FileEdit, Options, Set, Step
+from gpuhook.errors import GpuhookError, shown
+
+MARK = "# gpuhook's drop-in for containerd"  # how our own file begins; older ones must be known again: never change it
+
+
+def ours(loaded: Loaded) -> File | None:
+    """Our drop-in among the imports."""
+    return next((file for file in loaded.files[1:] if file.text.startswith(MARK)), None)
+
+
+def main(host: Host, loaded: Loaded, options: Options) -> tuple[FileEdit, ...]:
+    """Our values in the main file. GpuhookError `engine-config-conflict` where an import would hide them."""
+    steps = (*_version(loaded), *containerdruntime.steps(loaded, options))
+    path = loaded.path
+    text, _ = tomltext.apply(path, loaded.main.text if loaded.main else "", steps)
+    _prove(containerdconfig.load(host, path, loaded.engine, {path: text}), options, path)
+    return (FileEdit(path, "toml", steps),)
+
+
+def drop_in(host: Host, loaded: Loaded, options: Options, path: str) -> tuple[tuple[FileEdit, ...], list[str]]:
+    """Our values in a file of their own, which the main file imports; with notes.
+
+    GpuhookError `engine-config-conflict` where the file is somebody else's, or one that is merged later would hide it.
+    """
+    present = host.read(path)
+    if present is not None and not present.startswith(MARK):
+        raise GpuhookError(
+            "engine-config-conflict", f"{path} is there and is not gpuhook's", "name another file: --drop-in FILE"
+        )
+    edits, notes, texts = [], [], {path: MARK}
+    if not containerdconfig.is_imported(loaded, path):
+        pattern = f"{splitext(path)[0]}*.toml"  # a pattern: containerd 1.x does not start without a file that is named
+        steps: tuple[Step, ...] = (*_version(loaded), Add(("imports",), pattern))
+        texts[loaded.path], _ = tomltext.apply(loaded.path, loaded.main.text if loaded.main else "", steps)
+        edits.append(FileEdit(loaded.path, "toml", steps))
+        notes.append(f"{loaded.path} does not import {path} yet: {shown(pattern)[1:-1]} is added to its imports")
+    seen = containerdconfig.load(host, loaded.path, loaded.engine, texts).before(path)
+    version = loaded.version if loaded.fresh else seen.files[0].version
+    tree: Table = {"version": version} if version else {}
+    copied = not loaded.deep and bool(seen.cri())
+    sources = ", ".join(file.path for file in seen.files if seen.plugin in file.plugins)
+    if copied:
+        tree["plugins"] = {seen.plugin: seen.cri()}
+    text, _ = tomltext.apply(path, _head(seen, sources if copied else "") + tomlkit.dumps(tree), _steps(seen, options))
+    edits.append(FileEdit(path, "whole", text=text))
+    _prove(containerdconfig.load(host, loaded.path, loaded.engine, {**texts, path: text}), options, path)
+    if copied:
+        notes.append(
+            f"containerd 1.x takes a plugin's table from the last file that has it: {path} begins with a copy of "
+            f'plugins."{seen.plugin}" of {sources}; later edits there have no effect until this is run again'
+        )
+    return tuple(edits), notes
+
+
+def _steps(seen: Loaded, options: Options) -> tuple[Step, ...]:
+    """The runtime's steps for a file of its own, where nothing of ours is present: lists are written whole."""
+    lists: Table = {
+        key: value for key, value in containerdruntime.wanted(seen, options).items() if isinstance(value, list)
+    }
+    result: list[Step] = []
+    for step in containerdruntime.steps(seen, options):
+        put = Set(step.path, lists[step.path[-1]]) if isinstance(step, Add) else step
+        if put not in result:
+            result.append(put)
+    return tuple(result)
+
+
+def _version(loaded: Loaded) -> tuple[Step, ...]:
+    """An empty or missing file is given the version whose tables we write: without one it would be read as 1."""
+    return (Set(("version",), loaded.version),) if loaded.fresh else ()
+
+
+def _prove(after: Loaded, options: Options, path: str) -> None:
+    """Raise where containerd would not see what is written into `path`: another file hides it."""
+    keys: tuple[str, ...] = ("containerd", "runtimes", options.runtime_name)
+    found = table(after.runtimes(), options.runtime_name)
+    right = table(found, "options").get("BinaryName") == options.runtime
+    if right and options.default_runtime:
+        keys = ("containerd", "default_runtime_name")
+        right = table(after.cri(), "containerd").get("default_runtime_name") == options.runtime_name
+    if right:
+        return
+    hiding = after.source(*keys) if after.deep else after.source()
+    mine = next(file for file in after.files if file.path == path)
+    if hiding is None or hiding is mine:  # not seen to happen: the tables are ours and yet not as they were written
+        hiding = after.files[-1]
+    where = hiding.line_of("plugins", after.plugin, *(keys if after.deep else ()))
+    why = (
+        f"it sets {'.'.join(keys)} too"
+        if after.deep
+        else f'containerd 1.x takes the whole of plugins."{after.plugin}" from the last file that has it'
+    )
+    last = basename(hiding.path)
+    name = "zz-gpuhook.toml" if last < "zz-gpuhook.toml" else f"{splitext(last)[0]}-gpuhook.toml"
+    raise GpuhookError(
+        "engine-config-conflict",
+        f"{where} is merged after {mine.line_of('plugins', after.plugin)} and would hide gpuhook's values: {why}",
+        f"have gpuhook's file merged last: --drop-in {dirname(hiding.path)}/{name}",
+    )
+
+
+def _head(seen: Loaded, sources: str) -> str:
+    text = f"{MARK}; `gpuhook configure containerd` writes it anew.\n"
+    if sources:
+        text += (
+            f'# containerd 1.x takes the whole of plugins."{seen.plugin}" from the last file that has it, so\n'
+            f"# this begins with a copy of {sources}. An edit there has no effect before this is written anew.\n"
+        )
+    return text
