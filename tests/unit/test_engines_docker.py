@@ -495,6 +495,18 @@ def test_a_sysv_init(world: World) -> None:
     assert proposed(world, cdi=True).restart.command == ("service", "docker", "restart")
 
 
+def test_a_daemon_that_is_started_by_hand_is_not_the_inits(world: World) -> None:
+    """Neither init restarts its own dockerd in place of the one that reads the file."""
+    world.systemd()
+    world.file("etc/init.d/docker")
+    world.program("service")
+    world.dockerd(7, "--config-file=/srv/d.json")
+    proposal = proposed(world, config="/srv/d.json")
+    assert proposal.restart.command == ("kill", "-HUP", "7")
+    assert proposal.undo_restart is not None
+    assert proposal.undo_restart.command == ()
+
+
 def test_a_daemon_that_does_not_run_needs_nothing(world: World) -> None:
     """Nothing to reload: it reads the file when it starts."""
     world.systemd()

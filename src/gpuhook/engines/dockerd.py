@@ -327,14 +327,14 @@ def restart(host: Host, place: Place, document: dict[str, Any], why: str) -> Res
     if any(daemon.flag("add-runtime") for daemon in place.daemons):
         why = why or "a reload forgets the runtimes of --add-runtime; the file is read"
     if place.kind != "snap" and not pid:
-        how = f" (`{' '.join(control)} start docker`)" if _has_systemd(host) else ""
+        how = f" (`{' '.join(control)} start docker`)" if _has_unit(host, place) else ""
         return Restart((), f"dockerd does not run: it reads the file when it starts{how}")
     if place.kind == "snap" or why:
         command = _start_command(host, place, "restart")
         how = f"`{' '.join(command)}`" if command else f"end process {pid} and start dockerd as before"
         return Restart(command, f"{why or 'dockerd reads its file'} when dockerd starts: {how}; {_kept(document)}")
     # rootlesskit stands between systemd and a rootless dockerd; the signal is for dockerd itself
-    reload = _has_systemd(host) and place.kind == "system"
+    reload = _has_unit(host, place) and place.kind == "system"
     command = (*control, "reload", "docker") if reload else ("kill", "-HUP", str(pid))
     return Restart(command, f"dockerd reads its file in `{' '.join(command)}`; running containers go on")
 
@@ -346,19 +346,20 @@ def undo_restart(host: Host, place: Place, document: dict[str, Any]) -> Restart:
     return Restart(command, f"dockerd forgets a runtime when it starts, not in a reload: {how}; {_kept(document)}")
 
 
-def _has_systemd(host: Host) -> bool:
-    """Whether systemd is this host's init (sd_booted(3))."""
-    return host.exists("/run/systemd/system")
+def _has_unit(host: Host, place: Place) -> bool:
+    """Whether systemd is this host's init (sd_booted(3)), and its docker.service the dockerd of this place; another
+    one that somebody starts by hand is not its business."""
+    return host.exists("/run/systemd/system") and any(not daemon.pid for daemon in place.daemons)
 
 
 def _start_command(host: Host, place: Place, verb: str) -> tuple[str, ...]:
     """What starts a running dockerd anew; `verb` is systemd's. Empty where nothing watches over it."""
     if place.kind == "snap":
         return ("snap", "restart", "docker")
-    if _has_systemd(host):
+    if _has_unit(host, place):
         return ("systemctl", *(("--user",) if place.kind == "rootless" else ()), verb, "docker")
-    service = place.kind == "system" and host.exists("/etc/init.d/docker") and host.which("service")
-    return ("service", "docker", "restart") if service else ()
+    service = same_file(host, place.path, SYSTEM_CONFIG) and host.exists("/etc/init.d/docker")
+    return ("service", "docker", "restart") if service and host.which("service") else ()
 
 
 def _kept(document: dict[str, Any]) -> str:
