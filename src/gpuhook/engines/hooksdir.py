@@ -34,7 +34,7 @@ def file(host: Host, options: Options, folders: Sequence[str]) -> tuple[FileEdit
     if options.default_runtime:
         raise GpuhookError(
             "engine-option-unsupported",
-            "--hook-only names no runtime, so none can be the default one",
+            "--hook names no runtime, so none can be the default one",
             "leave out --default-runtime: the hook works for every container that asks for GPUs",
         )
     if options.drop_in:
@@ -105,7 +105,7 @@ def present(host: Host, options: Options, folders: Sequence[str]) -> bool:
 
 def _ours(host: Host, options: Options, path: str, document: Value) -> Iterator[Finding]:
     hook = document["hook"] if isinstance(document["hook"], dict) else {"path": document["hook"]}
-    again = "write it anew: gpuhook configure, with --hook-only"
+    again = "write it anew: gpuhook configure, with --hook"
     settings = layers.settings(host, options)
     if not layers.runnable(host, hook["path"]):
         text = f"{path} calls {hook['path']}, which is no program: engines skip the file, and no container gets a GPU"
