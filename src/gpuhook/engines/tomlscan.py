@@ -13,14 +13,14 @@ from gpuhook.engines.tree import Path
 DEPTH: Final = 64  # levels of brackets in a value
 
 _SPACE = re.compile(r"[ \t]*")
-FILL: Final = re.compile(r"(?:[ \t\r\n]++|#[^\n]*+)*+")  # between the elements of a list
+FILL: Final = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")  # between the elements of a list
 _PLAIN = re.compile(r"[^,\]}#\r\n]+")
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _STRINGS = (  # the longer quotation marks first
-    re.compile(r'"""(?:[^"\\]|\\.|"{1,2}(?!"))*+"{3,5}', re.DOTALL),
-    re.compile(r"'''(?:[^']|'{1,2}(?!'))*+'{3,5}", re.DOTALL),
-    re.compile(r'"(?:[^"\\\n]|\\.)*+"'),
-    re.compile(r"'[^'\n]*+'"),
+    re.compile(r'"""(?:[^"\\]|\\.|"{1,2}(?!"))*"{3,5}', re.DOTALL),
+    re.compile(r"'''(?:[^']|'{1,2}(?!'))*'{3,5}", re.DOTALL),
+    re.compile(r'"(?:[^"\\\n]|\\.)*"'),
+    re.compile(r"'[^'\n]*'"),
 )
 
 

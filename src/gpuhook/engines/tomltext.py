@@ -28,18 +28,31 @@ def parse(path: str, text: str) -> dict[str, Value]:
         )
     try:
         found = tomllib.loads(text)
-        tomlscan.scan(text)
     except tomllib.TOMLDecodeError as error:
         raise _invalid(path, text, str(error)) from None
-    except (RecursionError, tomlscan.TooDeepError):
+    except ValueError:  # by int(): more than 4300
+        raise GpuhookError("engine-config-invalid", f"{path}: a number has too many digits", "correct it") from None
+    except RecursionError:
+        raise _too_deep(path) from None
+    try:
+        tomlscan.scan(text)
+    except tomlscan.TooDeepError:
+        raise _too_deep(path) from None
+    except (ValueError, IndexError):
         raise GpuhookError(
             "engine-config-invalid",
-            f"{path}: a value is nested deeper than {tomlscan.DEPTH} levels",
-            "take out the brackets that are too many",
+            f"{path} can't be edited safely: the places of its keys are not found",
+            "have the values written to a file of their own: --drop-in FILE",
         ) from None
-    except ValueError:
-        raise GpuhookError("engine-config-invalid", f"{path}: a number has too many digits", "correct it") from None
     return found
+
+
+def _too_deep(path: str) -> GpuhookError:
+    return GpuhookError(
+        "engine-config-invalid",
+        f"{path}: a value is nested deeper than {tomlscan.DEPTH} levels",
+        "take out the brackets that are too many",
+    )
 
 
 def _invalid(path: str, text: str, why: str) -> GpuhookError:
