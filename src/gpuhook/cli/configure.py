@@ -177,7 +177,7 @@ def unconfigure(engine: str, config: str | None, dry_run: bool, restart: bool, a
     if dry_run:
         changes = transaction.prepare_undo(store, engine, config or "")
     else:
-        changes = transaction.undo(store, engine, config or "") if store.records() else ()
+        changes = transaction.undo(store, engine, config or "") if os.path.isdir(store.directory) else ()
         configuration.load(where)
     lines = [_UNDONE[change.outcome].format(change.path) for change in changes]
     if not changes:

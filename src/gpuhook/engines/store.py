@@ -184,15 +184,15 @@ class Store:
         """Forget a file. Only under the lock; OSError."""
         with contextlib.suppress(FileNotFoundError):
             atomic.remove(f"{self.directory}/{_name(real)}")
-        self.sweep(real)
 
-    def sweep(self, real: str) -> None:
-        """Remove a file's backups that no record leads to. Only under the lock; OSError."""
-        known = self.find(real)
-        kept = _backup(real, known.before) if known is not None and known.before else ""
+    def sweep(self) -> None:
+        """Remove the backups that no record leads to, and what a run that was killed left. Only under the lock.
+
+        GpuhookError `engine-undo-invalid`, and nothing is removed, while a record is damaged; OSError.
+        """
+        kept = {_backup(record.real, record.before) for record in self.records()}
         for name in os.listdir(self.directory):
-            stem = name.removeprefix(".")
-            if stem.startswith(_stem(real)) and (name != stem or (name.endswith(".backup") and name != kept)):
+            if name.endswith((".backup", atomic.SUFFIX)) and name not in kept:
                 os.unlink(f"{self.directory}/{name}")
 
     def _put(self, name: str, data: bytes) -> None:
@@ -228,10 +228,13 @@ class Store:
             return None
         except OSError as error:
             raise self._unusable(path, f"can't be read: {error.strerror}") from None
-        with open(fd, "rb") as file:
+        try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 raise self._unusable(path, "is no regular file")
-            data = file.read(_LIMIT + 1)
+            with open(fd, "rb", closefd=False) as file:
+                data = file.read(_LIMIT + 1)
+        finally:
+            os.close(fd)
         if len(data) > _LIMIT:
             raise self._unusable(path, "is larger than any that gpuhook writes")
         return data

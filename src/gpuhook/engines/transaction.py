@@ -245,16 +245,18 @@ def undo(store: Store, engine: str, config: str = "") -> tuple[Change, ...]:
     with store.lock():
         changes = prepare_undo(store, engine, config)
         commit(store, changes)
+        if not changes:
+            _try(store.sweep)  # of a run that was killed before it came to a record
     return changes
 
 
 def _undone(store: Store, record: Record, change: Change) -> Change:
     now = _PLAIN.read_bytes(record.real)
     change = replace(change, before=now, after=now, directories=record.directories)
-    if digest(now) == record.before:
-        return replace(change, outcome="same")
     if now is None:
         return replace(change, outcome="gone")
+    if digest(now) == record.before:
+        return replace(change, outcome="same")
     change = replace(change, mode=os.stat(record.real).st_mode & 0o7777)
     if record.state(now) is not None:
         backup = store.backup(record)
@@ -378,7 +380,7 @@ class _Work:
         for change in self.changes:
             if not change.changes_file or _PLAIN.read_bytes(change.real) == change.before:
                 _try(self.store.restore, change.real, change.stored)
-                _try(self.store.sweep, change.real)
+        _try(self.store.sweep)
 
     def _put_back(self, change: Change) -> None:
         if _PLAIN.read_bytes(change.real) == change.before:
@@ -399,8 +401,7 @@ class _Work:
                     for folder in reversed(change.directories):
                         _try(os.rmdir, folder)
                 _try(self.store.drop, change.real)
-            else:
-                _try(self.store.sweep, change.real)
+        _try(self.store.sweep)
 
 
 def _try(step: object, *words: object) -> None:
