@@ -4,6 +4,7 @@ containerd's configuration is read by `containerdconfig`, found by `containerdpl
 said by `containerdruntime`, and the templates of k3s and rke2 by `containerdtemplates`.
 """
 
+import re
 from posixpath import isabs
 
 from gpuhook.engines import (
@@ -67,6 +68,12 @@ def _refuse(place: Place, options: Options) -> None:
             "engine-config-conflict",
             f"{place.config} is of the containerd that docker starts for itself, and writes anew each time",
             "gpuhook configure docker",
+        )
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}", options.runtime_name):
+        raise GpuhookError(
+            "engine-option-unsupported",
+            f"--runtime-name {shown(options.runtime_name)} is no name that a RuntimeClass could have as its handler",
+            "use letters, digits and -",
         )
     if options.drop_in and not isabs(options.drop_in):
         raise GpuhookError(

@@ -61,8 +61,13 @@ def _cri(host: Host, place: Place) -> Iterator[Finding]:
 def _effective(host: Host, place: Place, loaded: Loaded) -> tuple[Table, str]:
     """The CRI plugin's table, by containerd itself where it can be asked, else by our reading; and which it was."""
     own = loaded.cri()
-    if place.kind in ("system", "rootless", "other") and loaded.main is not None:
-        dump = host.ask("containerd", "--config", host.real(place.config), "config", "dump") if not host.root else None
+    program = containerdplaces.program_of(host, place)
+    # 1.6 takes relative patterns from its working directory, which is ours and not the daemon's.
+    relative = () < loaded.engine < (1, 7) and any(
+        "*" in item and not item.startswith("/") for file in loaded.files for item in file.tree.get("imports", [])
+    )
+    if program and loaded.main is not None and not host.root and not relative:
+        dump = host.ask(program, "--config", place.config, "config", "dump")
         try:
             plugins = table(tomllib.loads(dump), "plugins") if dump else {}
         except tomllib.TOMLDecodeError:
@@ -82,7 +87,7 @@ def _runtime(host: Host, place: Place, loaded: Loaded, read: tuple[Table, str], 
     default = containerd.get("default_runtime_name") or "runc"
     default = "runc" if "${" in str(default) else str(default)
     if not isinstance(found, dict):
-        yield from _missing(host, place, loaded, origin, name)
+        yield from _missing(host, place, loaded, origin, options)
         return
     values = table(found, "options")
     program = values.get("BinaryName")
@@ -107,8 +112,15 @@ def _runtime(host: Host, place: Place, loaded: Loaded, read: tuple[Table, str], 
         )
 
 
-def _missing(host: Host, place: Place, loaded: Loaded, origin: str, name: str) -> Iterator[Finding]:
+def _missing(host: Host, place: Place, loaded: Loaded, origin: str, options: Options) -> Iterator[Finding]:
     """Our runtime is not there: because nobody wrote it, because a file is not imported, or because one hides it."""
+    name = options.runtime_name
+    if place.kind in containerdplaces.RANCHER:
+        made_of = containerdtemplates.source(host, place, options.runtime)
+        if made_of is not None:
+            text = f"{made_of} has the runtime {name}, and {place.config}, which is made of it, has not"
+            yield Finding("problem", "runtime", text, containerdplaces.restart(host, place).sentence)
+            return
     for path in host.glob(f"{place.directory}/*.d/*.toml"):
         text = _quiet(host, path)
         if text.startswith(containerddropin.MARK) and path not in [file.path for file in loaded.files]:
@@ -196,13 +208,15 @@ def _annotations(host: Host, found: Table) -> Iterator[Finding]:
 def _restart(host: Host, place: Place, loaded: Loaded) -> Iterator[Finding]:
     """Whether the daemon that runs is older than what it would read now."""
     if not place.pid:
+        yield Finding("note", "restart", f"no containerd was found running with {place.config}")
         return
     started = _started(host, place.pid)
     newer = []
-    for file in loaded.files:
+    templates = host.glob(f"{place.directory}/*.toml.tmpl") if place.kind in containerdplaces.RANCHER else ()
+    for path in (*(file.path for file in loaded.files), *templates):
         try:
-            if os.stat(host.real(file.path)).st_mtime > started:
-                newer.append(file.path)
+            if os.stat(host.real(path)).st_mtime > started:
+                newer.append(path)
         except OSError:
             continue
     if started and newer:

@@ -4,6 +4,7 @@ Which it is, what a drop-in has to repeat and whether another file would hide ou
 as it would be afterwards.
 """
 
+import os
 from posixpath import basename, dirname, splitext
 
 import tomlkit
@@ -56,7 +57,7 @@ def drop_in(host: Host, loaded: Loaded, options: Options, path: str) -> tuple[tu
     if copied:
         tree["plugins"] = {seen.plugin: seen.cri()}
     text, _ = tomltext.apply(path, _head(seen, sources if copied else "") + tomlkit.dumps(tree), _steps(seen, options))
-    edits.append(FileEdit(path, "whole", text=text))
+    edits.append(FileEdit(path, "whole", text=text, mode=_mode(host, seen) if copied else 0o644))
     _prove(containerdconfig.load(host, loaded.path, loaded.engine, {**texts, path: text}), options, path)
     if copied:
         notes.append(
@@ -64,6 +65,14 @@ def drop_in(host: Host, loaded: Loaded, options: Options, path: str) -> tuple[tu
             f'plugins."{seen.plugin}" of {sources}; later edits there have no effect until this is run again'
         )
     return tuple(edits), notes
+
+
+def _mode(host: Host, seen: Loaded) -> int:
+    """Nobody may read in a copy what he may not read in the files: registries' passwords are among it."""
+    mode = 0o644
+    for file in seen.files:
+        mode &= os.stat(host.real(file.path)).st_mode if host.exists(file.path) else mode
+    return mode
 
 
 def _steps(seen: Loaded, options: Options) -> tuple[Step, ...]:

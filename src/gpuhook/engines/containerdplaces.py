@@ -4,6 +4,7 @@ A host may have several (a system's for docker and one that k3s brings along). `
 most likely use, and the others.
 """
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -72,14 +73,25 @@ def find(host: Host, options: Options) -> tuple[Place, tuple[Place, ...]]:
             + (f"; that of {private.config} is docker's own" if private else ""),
             "gpuhook configure docker" if private else "install containerd, or name its file: --config FILE",
         )
-    return usable[0], tuple(place for place in places.values() if place is not usable[0])
+    return usable[0], tuple(place for place in usable[1:])
 
 
 def version_of(host: Host, place: Place) -> str | None:
     """What the containerd of this place says about its version, where it can be asked."""
-    if place.kind in ("system", "rootless", "other"):
-        return host.ask("containerd", "--version")
-    return None
+    program = program_of(host, place)
+    return host.ask(program, "--version") if program else None
+
+
+def program_of(host: Host, place: Place) -> str:
+    """The containerd of a place: the one that runs, else the one in PATH where that is whose file this is, else ``."""
+    if place.pid and not host.root:
+        try:
+            running = os.readlink(f"/proc/{place.pid}/exe")
+        except OSError:
+            running = ""
+        if os.access(running, os.X_OK):
+            return running
+    return "containerd" if place.kind in ("system", "rootless", "other") else ""
 
 
 def cri_disabled(host: Host, place: Place) -> bool:
@@ -89,7 +101,10 @@ def cri_disabled(host: Host, place: Place) -> bool:
     except GpuhookError:
         return False
     found = re.search(r"^\s*disabled_plugins\s*=\s*\[([^\]]*)\]", text, re.M)
-    return bool(found and re.search(r"[\"'](?:io\.containerd\.grpc\.v1\.)?cri[\"']", found[1]))
+    return bool(
+        found
+        and re.search(r"[\"'](?:cri|io\.containerd\.grpc\.v1\.cri|io\.containerd\.cri\.v1\.runtime)[\"']", found[1])
+    )
 
 
 def restart(host: Host, place: Place) -> Restart:
@@ -126,8 +141,8 @@ def _of(config: str) -> Place:
     for kind, directory in RANCHER.items():
         if config.startswith(f"{directory}/"):
             return Place("k3s" if kind == "k3s" else "rke2", f"{dirname(config)}/config.toml")
-    if basename(config).startswith(("config.toml.tmpl", "config-v3.toml.tmpl")):  # k3s with a --data-dir of its own
-        return Place("k3s", f"{dirname(config)}/config.toml")
+    if dirname(config).endswith("/agent/etc/containerd"):  # with a --data-dir of its own
+        return Place("rke2" if "rke2" in config else "k3s", f"{dirname(config)}/config.toml")
     if config.startswith("/var/snap/microk8s/"):
         return Place("microk8s", f"{dirname(config)}/containerd-template.toml")
     if config.startswith(_DOCKERS):

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from posixpath import basename
 from typing import Any
 
 from gpuhook.engines.containerdconfig import LINUX_V1, RUNC_V2, V1, Loaded, Table, table
@@ -112,6 +113,12 @@ def notes(loaded: Loaded, options: Options) -> Iterator[str]:
     found = base(loaded)
     if found.note:
         yield found.note
+    program = table(found.table, "options").get("BinaryName")
+    if program and program != options.runtime and not basename(str(program)).startswith("nvidia"):
+        yield (
+            f"the runtime {found.name} calls {shown(str(program))[1:-1]}, and gpuhook calls what low-level in "
+            "/etc/gpuhook/runtime.toml names: name it there"
+        )
     if options.cdi:
         if loaded.engine and loaded.engine < (1, 7):
             yield (

@@ -8,7 +8,7 @@ config.toml.d/*.toml for a template of version 2. `--default-runtime` of k3s ref
 
 import tomlkit
 
-from gpuhook.engines import containerdconfig, containerddropin, containerdruntime
+from gpuhook.engines import containerdconfig, containerddropin, containerdplaces, containerdruntime
 from gpuhook.engines.containerdconfig import Loaded, table
 from gpuhook.engines.containerdplaces import Place
 from gpuhook.engines.host import Host
@@ -47,9 +47,22 @@ def propose(host: Host, place: Place, options: Options) -> tuple[tuple[FileEdit,
 
 def load(host: Host, place: Place) -> Loaded:
     """The config.toml that was written at the last start, by the rules of the containerd that fits its version."""
-    text = host.read(place.config)
-    version = containerdconfig.read(place.config, text).version if text else 0
-    return containerdconfig.load(host, place.config, (2, 0, 0) if version >= 3 else (1, 7, 0))
+    engine = containerdconfig.engine_version(containerdplaces.version_of(host, place))
+    if not engine:
+        text = host.read(place.config)
+        file = containerdconfig.read(place.config, text) if text else None
+        # Drop-ins came after containerd 2.
+        new = file is not None and (file.version >= 3 or "imports" in file.tree)
+        engine = (2, 0, 0) if new else (1, 7, 0)
+    return containerdconfig.load(host, place.config, engine)
+
+
+def source(host: Host, place: Place, runtime: str) -> str | None:
+    """The template or drop-in that has our runtime, from which the next start makes config.toml."""
+    for path in (*host.glob(f"{place.directory}/*.toml.tmpl"), *host.glob(f"{place.directory}/*.toml.d/*.toml")):
+        if runtime in (host.read(path) or ""):
+            return path
+    return None
 
 
 def _generation(host: Host, place: Place, loaded: Loaded) -> int:
