@@ -36,6 +36,9 @@ _MESSAGES: dict[str, dict[str, tuple[int, str]]] = {
     },
     "RunPodSandboxRequest": {"config": (1, "PodSandboxConfig"), "runtime_handler": (2, "string")},
     "RunPodSandboxResponse": {"pod_sandbox_id": (1, "string")},
+    "ListPodSandboxRequest": {},
+    "PodSandbox": {"id": (1, "string")},
+    "ListPodSandboxResponse": {"items": (1, "*PodSandbox")},
     "StopPodSandboxRequest": {"pod_sandbox_id": (1, "string")},
     "RemovePodSandboxRequest": {"pod_sandbox_id": (1, "string")},
     "ImageSpec": {"image": (1, "string")},
@@ -120,13 +123,13 @@ class CriError(Exception):
 
 @dataclass(frozen=True)
 class Container:
-    """What kubelet would ask for: see api.proto's ContainerConfig. `mounts`: host path by container path."""
+    """What kubelet would ask for: see api.proto's ContainerConfig. `mounts`, `devices`: host path by container path."""
 
     image: str
     command: Sequence[str]
     env: Mapping[str, str] = field(default_factory=dict)
     mounts: Mapping[str, str] = field(default_factory=dict)
-    devices: Sequence[str] = ()
+    devices: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     privileged: bool = False
 
@@ -140,25 +143,28 @@ class Pod:
     config: dict[str, Any]
     log: Path
 
-    def create(self, wanted: Container) -> str:
-        """Make a container, not started; its id."""
-        name = "c" + uuid.uuid4().hex[:8]
+    def create(self, wanted: Container, name: str = "", attempt: int = 0) -> str:
+        """Make a container, not started; its id. kubelet restarts one by a further attempt of the same name."""
+        name = name or "c" + uuid.uuid4().hex[:8]
         config = {
-            "metadata": {"name": name},
+            "metadata": {"name": name, "attempt": attempt},
             "image": {"image": wanted.image},
             "command": list(wanted.command),
             "envs": [{"key": key, "value": value} for key, value in wanted.env.items()],
             "mounts": [{"container_path": to, "host_path": source} for to, source in wanted.mounts.items()],
-            "devices": [{"container_path": path, "host_path": path, "permissions": "rwm"} for path in wanted.devices],
+            "devices": [
+                {"container_path": to, "host_path": source, "permissions": "rw"}
+                for to, source in wanted.devices.items()
+            ],
             "annotations": dict(wanted.annotations),
-            "log_path": f"{name}.log",
+            "log_path": f"{name}-{attempt}.log",
             "linux": {
                 "security_context": {"privileged": wanted.privileged, "namespace_options": {"network": _NODE}},
             },
         }
         answer = self.client.call("CreateContainer", pod_sandbox_id=self.id, config=config, sandbox_config=self.config)
         made = str(answer.container_id)
-        self.client.names[made] = self.log / f"{name}.log"
+        self.client.names[made] = self.log / f"{name}-{attempt}.log"
         return made
 
     def run(self, wanted: Container) -> tuple[int, str]:
@@ -169,12 +175,15 @@ class Pod:
 
 
 class Client:
-    """The calls of one runtime at a unix socket."""
+    """The calls of one runtime at a unix socket. Pods are put below `cgroup`."""
 
-    def __init__(self, socket: Path, logs: Path, deadline: float = 60) -> None:
-        self.channel = grpc.insecure_channel(f"unix://{socket}")
+    def __init__(self, socket: Path, logs: Path, deadline: float = 60, *, cgroup: str = "/gpuhook-cri") -> None:
+        # a daemon that is started again is looked for often
+        options = [("grpc.initial_reconnect_backoff_ms", 50), ("grpc.max_reconnect_backoff_ms", 100)]
+        self.channel = grpc.insecure_channel(f"unix://{socket}", options)
         self.logs = logs
         self.deadline = deadline
+        self.cgroup = cgroup
         self.names: dict[str, Path] = {}
 
     def close(self) -> None:
@@ -194,6 +203,14 @@ class Client:
         except grpc.RpcError as error:
             raise CriError(f"{error.code().name}: {error.details()}") from None
 
+    def ready(self) -> bool:
+        """Whether somebody answers."""
+        try:
+            self.call("Version")
+        except CriError:
+            return False
+        return True
+
     def version(self) -> str:
         """Name and version of the runtime."""
         answer = self.call("Version")
@@ -212,7 +229,7 @@ class Client:
             "log_directory": str(log),
             "annotations": dict(annotations or {}),
             "linux": {
-                "cgroup_parent": f"/gpuhook-cri-{name}",
+                "cgroup_parent": f"{self.cgroup}/{name}",
                 "security_context": {"namespace_options": {"network": _NODE}, "privileged": privileged},
             },
         }
@@ -222,6 +239,16 @@ class Client:
         finally:
             self.call("StopPodSandbox", pod_sandbox_id=made)
             self.call("RemovePodSandbox", pod_sandbox_id=made)
+
+    def remove_all(self) -> None:
+        """Take down what pods are left."""
+        for each in self.call("ListPodSandbox").items:
+            self.call("StopPodSandbox", pod_sandbox_id=each.id)
+            self.call("RemovePodSandbox", pod_sandbox_id=each.id)
+
+    def stop(self, container: str) -> None:
+        """Kill what runs."""
+        self.call("StopContainer", container_id=container, timeout=0)
 
     def start(self, container: str) -> None:
         """Start what was made."""
