@@ -14,7 +14,6 @@ def unconfigure(engine: Any) -> str:
 
 
 def _call(engine: Any, command: str, *options: str) -> str:
-    said: str = engine.machine.check(
-        engine.world.cli, command, engine.name, f"--config={engine.config}", *options, env=engine.env
-    )
+    argv = (engine.world.cli, command, engine.kind, f"--config={engine.config}", *options)
+    said: str = engine.machine.check(*argv, user=engine.user, env=engine.env)
     return said
