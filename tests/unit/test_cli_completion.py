@@ -41,6 +41,7 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     "commands of a group": (["gpuhook", "record", ""], ["show", "refresh", "drop"]),
     "an option": (["gpuhook", "explain", "--im"], ["--image-config"]),
     "a choice": (["gpuhook", "completion", ""], list(SHELLS)),
+    "an engine": (["gpuhook", "configure", "c"], ["containerd", "crio"]),
     "a value of an option": (["gpuhook", "list", "--capability", "ut"], ["utility"]),
     "a file": (["gpuhook", "explain", "/et"], ["(files)"]),
     "nothing of a command that is not there": (["gpuhook", "frob", "x"], []),

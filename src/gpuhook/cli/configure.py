@@ -133,7 +133,9 @@ def configure(  # noqa: PLR0917 - click names them
         if privileged_only:
             proposal = _privileged(proposal, where)
         changes = transaction.prepare(host, store, proposal, options.config)
-        _check_own(where, changes)
+        for change in changes:
+            if change.path == _own(where) and change.after is not None:
+                _check_own(change.path, change.after)
         return proposal, changes
 
     proposal, changes = plan()
@@ -141,7 +143,6 @@ def configure(  # noqa: PLR0917 - click names them
         with store.lock():  # another gpuhook may have changed the files meanwhile
             proposal, changes = plan()
             transaction.commit(store, changes)
-        configuration.load(where)
     names = ", ".join(change.path for change in changes)
     lines = [_CONFIGURED[change.outcome].format(change.path) for change in changes if change.changes_file]
     if not lines:
@@ -178,8 +179,7 @@ def unconfigure(engine: str, config: str | None, dry_run: bool, restart: bool, a
         changes = transaction.prepare_undo(store, engine, config or "")
     else:
         changes = transaction.undo(store, engine, config or "") if os.path.isdir(store.directory) else ()
-        configuration.load(where)
-    lines = [_UNDONE[change.outcome].format(change.path) for change in changes]
+    lines = [_UNDONE[change.outcome].format(change.path, _wanted(change)) for change in changes]
     if not changes:
         lines = [f"{engine}: gpuhook has configured nothing{f' for {config}' if config else ''}" + _whose(host)]
     notes = (_LEFT,) if any(change.changes_file for change in changes) else ()
@@ -193,12 +193,17 @@ _UNDONE = {
     "taken-out": "{}: gpuhook's entries are taken out; what else changed since is kept",
     "gone": "{} is not there any more: there is nothing to take back",
     "same": "{} is as it was before gpuhook already",
-    "kept": "{} stays as it is: another configuration needs it, too",
+    "kept": "{} stays as it is: {} is configured with it, too",
 }
 _LEFT = (
     "containers and RuntimeClasses that name a runtime which is gone now still name it, and do not start: make them "
     "anew with another runtime, or configure the engine again"
 )
+
+
+def _wanted(change: Change) -> str:
+    """Who else is in a record."""
+    return " and ".join(sorted({owner.engine for owner in change.record.owners})) if change.record else ""
 
 
 def _whose(host: Host) -> str:
@@ -225,8 +230,11 @@ def _own(where: str) -> str:
 def _privileged(proposal: Proposal, where: str) -> Proposal:
     """With the privileged-only policy in gpuhook's own runtime.toml."""
     path = _own(where)
-    if os.path.lexists(path):
-        configtrust.read(path, configuration.LIMIT)
+    try:
+        _check_own(path, configtrust.read(path, configuration.LIMIT)[0])
+    except GpuhookError as error:
+        if error.reference == "config-untrusted" or os.path.lexists(path):  # a file that is not there yet is made
+            raise
     note = (
         f"{path} holds for all engines of this host: from the next container on, those that are not privileged get "
         "GPUs by volume mounts alone (the strategy `volume-mounts` of Kubernetes' device plugin)"
@@ -236,13 +244,11 @@ def _privileged(proposal: Proposal, where: str) -> Proposal:
     )
 
 
-def _check_own(where: str, changes: Sequence[Change]) -> None:
-    """A runtime.toml that gpuhook itself would refuse is not written. GpuhookError `config-invalid`."""
-    for change in changes:
-        if change.path == _own(where) and change.after is not None:
-            parsed = configfile.parse(change.after)
-            if parsed.problems:
-                configfile.refuse(change.path, parsed.problems)
+def _check_own(path: str, data: bytes) -> None:
+    """What gpuhook itself would refuse is not edited, and not written. GpuhookError `config-invalid`."""
+    parsed = configfile.parse(data)
+    if parsed.problems:
+        configfile.refuse(path, parsed.problems)
 
 
 # --- what is said ---------------------------------------------------------------------------------------------------

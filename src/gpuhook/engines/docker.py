@@ -64,7 +64,7 @@ def _supported(options: Options) -> None:
         raise GpuhookError(
             "engine-option-unsupported",
             "dockerd has no folder of OCI hooks; a container gets gpuhook's by its runtime",
-            "leave --hook-only out",
+            "leave --hook out",
         )
     name = options.runtime_name
     if name.startswith(_RESERVED[1]) or name == _RESERVED[0]:

@@ -1,0 +1,411 @@
+"""`gpuhook configure` and `unconfigure` as they are installed: what they write, say and refuse, and the way back."""
+
+import json
+import os
+import pty
+import re
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuhook.cli import configure as command
+from gpuhook.cli import main
+from gpuhook.config import load
+from gpuhook.engines.model import Restart
+from gpuhook.errors import EXIT_CODES, GpuhookError
+from tests.conftest import World
+
+DAEMON = '{\n    "log-driver": "journald",\n    "max-concurrent-downloads": 3\n}'
+# what each engine's file has before; the comment, the order and the odd blanks must survive
+FILES = {
+    "docker": ("daemon.json", DAEMON),
+    "containerd": (
+        "config.toml",
+        'version = 2\n# mine\n[plugins."io.containerd.grpc.v1.cri"]\n  sandbox_image =  "pause" # keep\n',
+    ),
+    "crio": ("crio.conf", '# mine\n[crio.runtime]\nlog_level =   "info"\n'),
+    "podman": ("containers.conf", '# mine\n[engine]\nevents_logger =   "file"\n'),
+}
+
+
+@dataclass
+class Done:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+@dataclass
+class Cli:
+    """The installed program in a world of its own, and the folder of an engine's files."""
+
+    world: World
+    etc: Path
+
+    def __call__(self, *words: str | Path, **env: str) -> Done:
+        done = subprocess.run(
+            [self.world.cli, *words],
+            env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(self.etc), "LC_ALL": "C.UTF-8", **env},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        return Done(done.returncode, done.stdout, done.stderr)
+
+    def file(self, engine: str) -> Path:
+        """The engine's configuration file, as somebody wrote it."""
+        path = self.etc / FILES[engine][0]
+        path.write_text(FILES[engine][1])
+        return path
+
+    def document(self, *words: str | Path) -> dict[str, Any]:
+        """What a command says to programs; it must succeed."""
+        done = self(*words, "--json")
+        assert (done.code, done.err) == (0, "")
+        found: dict[str, Any] = json.loads(done.out)
+        return found
+
+
+@pytest.fixture
+def cli(world: World, folder: Path) -> Cli:
+    etc = folder / "etc"
+    etc.mkdir()
+    return Cli(world, etc)
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.parametrize("engine", FILES)
+def test_each_engine_there_and_back(cli: Cli, engine: str) -> None:
+    """Configured, again without a change (R139), and undone to the byte."""
+    path = cli.file(engine)
+    before = snapshot(cli.etc)
+    done = cli("configure", engine, "--config", path)
+    assert (done.code, done.err) == (0, "")
+    after = snapshot(cli.etc)
+    assert any(str(cli.world.runtime).encode() in data for data in after.values())
+    for name, data in after.items():
+        assert data == before.get(name) or f"+++ {name}\n" in done.out
+    times = {name: os.stat(name).st_mtime_ns for name in after}
+    done = cli("configure", engine, "--config", path)
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith(f"{engine} is configured already: ")
+    assert "nothing to change" in done.out
+    assert "next:" not in done.out
+    assert {name: os.stat(name).st_mtime_ns for name in after} == times
+    done = cli("unconfigure", engine)
+    assert (done.code, done.err) == (0, "")
+    assert snapshot(cli.etc) == before
+    done = cli("unconfigure", engine)
+    assert (done.code, done.out) == (0, f"{engine}: gpuhook has configured nothing\n")
+
+
+def test_what_a_person_reads(cli: Cli) -> None:
+    path = cli.file("docker")
+    program = cli.world.runtime
+    diff = (
+        f"--- {path}\n+++ {path}\n@@ -1,4 +1,9 @@\n {{\n"
+        '     "log-driver": "journald",\n'
+        '-    "max-concurrent-downloads": 3\n'
+        '+    "max-concurrent-downloads": 3,\n'
+        '+    "runtimes": {\n'
+        '+        "gpuhook": {\n'
+        f'+            "path": "{program}"\n'
+        "+        }\n"
+        "+    }\n"
+        " }\n\\ No newline at end of file\n"
+    )
+    done = cli("configure", "docker", "--config", path, "--dry-run")
+    assert (done.code, done.out, done.err) == (0, diff, "")
+    assert path.read_text() == DAEMON
+    assert not (cli.world.path / "var/lib").exists()
+    done = cli("configure", "docker", "--config", path)
+    assert done.out.startswith(diff + f"{path} is changed\n")
+    assert done.out.splitlines()[-1].startswith("next: ")
+    done = cli("unconfigure", "docker")
+    assert f"\n{path} is as it was before gpuhook\n" in done.out
+    assert "note: containers and RuntimeClasses" in done.out
+
+
+def test_the_diff_is_one_that_patch_takes(cli: Cli) -> None:
+    path = cli.file("containerd")
+    diff = cli("configure", "containerd", "--config", path, "--dry-run").out
+    subprocess.run(["git", "apply", "-p0", "--unsafe-paths", "-"], input=diff, text=True, check=True, cwd="/")
+    assert cli.document("configure", "containerd", "--config", path)["changed"] is False
+
+
+def test_r139_json_tells_what_changed(cli: Cli) -> None:
+    path = cli.file("docker")
+    words = ("docker", "--config", path)
+    first, again = cli.document("configure", *words), cli.document("configure", *words)
+    assert (first["changed"], again["changed"]) == (True, False)
+    assert [item["outcome"] for item in first["files"] + again["files"]] == ["changed", "same"]
+    assert first["files"][0]["diff"].startswith(f"--- {path}\n")
+    assert (first["restart"]["needed"], again["restart"]["needed"]) == (True, False)
+    assert cli.document("unconfigure", "docker", "--dry-run")["changed"] is True
+    assert cli.document("unconfigure", "docker")["files"][0]["outcome"] == "restored"
+    assert cli.document("unconfigure", "docker")["changed"] is False
+
+
+def test_options_add_up(cli: Cli) -> None:
+    path = cli.file("docker")
+    for more in ((), ("--default-runtime",), ("--runtime-name", "nvidia")):
+        assert cli("configure", "docker", "--config", path, *more).code == 0
+    document = json.loads(path.read_text())
+    assert sorted(document["runtimes"]) == ["gpuhook", "nvidia"]
+    assert document["default-runtime"] == "gpuhook"
+    assert cli("unconfigure", "docker").code == 0
+    assert path.read_text() == DAEMON
+
+
+def test_r111_others_edits_survive(cli: Cli) -> None:
+    path = cli.file("docker")
+    cli("configure", "docker", "--config", path)
+    path.write_text(path.read_text().replace("journald", "local"))
+    done = cli("unconfigure", "docker")
+    assert "taken out; what else changed since is kept" in done.out
+    assert path.read_text() == DAEMON.replace("journald", "local")
+
+
+def test_r118_a_relative_name_and_a_link(cli: Cli, folder: Path) -> None:
+    path = cli.file("docker")
+    (folder / "link.json").symlink_to("etc/daemon.json")
+    done = subprocess.run([cli.world.cli, "configure", "docker", "--config", "link.json"], cwd=folder, text=True)
+    assert done.returncode == 0
+    assert (folder / "link.json").is_symlink()
+    assert "runtimes" in json.loads(path.read_text())
+    assert cli("unconfigure", "docker", "--config", path).code == 0
+    assert path.read_text() == DAEMON
+
+
+def test_unconfigure_of_one_file_leaves_the_other(cli: Cli, folder: Path) -> None:
+    other = folder / "other.json"
+    path = cli.file("docker")
+    for name in (path, other):
+        cli("configure", "docker", "--config", name)
+    assert cli("unconfigure", "docker", "--config", folder / "third.json").out.startswith("docker: gpuhook has conf")
+    cli("unconfigure", "docker", "--config", other)
+    assert not other.exists()
+    assert "runtimes" in json.loads(path.read_text())
+    assert cli("unconfigure", "podman").code == 0
+    assert "runtimes" in json.loads(path.read_text())
+
+
+def test_without_rights_a_dry_run_shows_all_and_the_other_says_why_not(cli: Cli) -> None:
+    path = cli.file("docker")
+
+    def as_nobody(*words: str) -> Done:
+        line: list[str | Path] = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", cli.world.cli, *words]
+        home = cli.etc.parent / "home"
+        home.mkdir(exist_ok=True)
+        os.chown(home, 65534, 65534)
+        env = {"PATH": "/usr/bin:/bin", "HOME": str(home), "LC_ALL": "C.UTF-8"}
+        done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=60)
+        return Done(done.returncode, done.stdout, done.stderr)
+
+    done = as_nobody("configure", "docker", "--config", str(path), "--dry-run")
+    assert (done.code, done.err) == (0, "")
+    assert f"+++ {path}" in done.out
+    done = as_nobody("configure", "docker", "--config", str(path))
+    assert done.code == EXIT_CODES["engine-config-not-written"]
+    assert "Permission denied" in done.err
+    assert path.read_text() == DAEMON
+    own = cli.etc.parent / "home/own.json"
+    assert as_nobody("configure", "docker", "--config", str(own)).code == 0
+    assert (cli.etc.parent / "home/.local/state/gpuhook/engines/lock").exists()
+    assert not (cli.world.path / "var/lib").exists()
+    assert as_nobody("unconfigure", "docker").code == 0
+    assert not own.exists()
+    assert "as this user" in as_nobody("unconfigure", "docker").out
+
+
+# --- runtime.toml ---------------------------------------------------------------------------------------------------
+
+
+def test_privileged_only_is_set_in_runtime_toml_and_taken_back(cli: Cli) -> None:
+    path, own = cli.file("docker"), cli.world.config
+    before = own.read_text()
+    done = cli("configure", "docker", "--config", path, "--privileged-only")
+    assert done.code == 0
+    assert f"note: {own} holds for all engines of this host" in done.out
+    settings = load(str(cli.world.path))
+    assert (settings.accept_env_when_unprivileged, settings.accept_devices_as_volume_mounts) == (False, True)
+    assert cli("config", "validate").code == 0
+    comments = [line for line in before.splitlines() if line.startswith("#")]
+    assert [line for line in own.read_text().splitlines() if line.startswith("#")] == comments
+    cli("configure", "podman", "--config", cli.file("podman"), "--privileged-only")
+    done = cli("unconfigure", "docker")
+    assert f"{own} stays as it is: podman is configured with it, too" in done.out
+    assert load(str(cli.world.path)).accept_env_when_unprivileged is False
+    assert cli("unconfigure", "podman").code == 0
+    assert own.read_text() == before
+    assert load(str(cli.world.path)).accept_env_when_unprivileged is True
+
+
+def test_privileged_only_alone_restarts_nothing(cli: Cli) -> None:
+    path = cli.file("docker")
+    cli("configure", "docker", "--config", path)
+    found = cli.document("configure", "docker", "--config", path, "--privileged-only")
+    assert found["changed"] is True
+    assert found["restart"]["needed"] is False
+
+
+def test_privileged_only_makes_a_runtime_toml_where_none_is(cli: Cli) -> None:
+    cli.world.config.unlink()
+    cli.world.config.parent.rmdir()
+    assert cli("configure", "docker", "--config", cli.file("docker"), "--privileged-only").code == 0
+    assert load(str(cli.world.path)).accept_env_when_unprivileged is False
+    cli("unconfigure", "docker")
+    assert not cli.world.config.parent.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "reference"),
+    [
+        ("[request\n", 0o644, "config-invalid"),
+        ("[request]\nfrob = 1\n", 0o644, "config-invalid"),
+        ("[request]\n", 0o666, "config-untrusted"),
+    ],
+    ids=["no TOML", "no such key", "others may write it"],
+)
+def test_a_runtime_toml_that_is_wrong_is_refused_and_nothing_changes(
+    cli: Cli, text: str, mode: int, reference: str
+) -> None:
+    path = cli.file("docker")
+    cli.world.config.write_text(text)
+    cli.world.config.chmod(mode)
+    done = cli("configure", "docker", "--config", path, "--privileged-only")
+    assert done.code == EXIT_CODES[reference], done.err
+    assert (path.read_text(), cli.world.config.read_text()) == (DAEMON, text)
+    assert cli("configure", "docker", "--config", path).code == 0, "without the option it is of no concern"
+
+
+# --- what is refused ------------------------------------------------------------------------------------------------
+
+REFUSED: dict[str, tuple[list[str], str, str]] = {
+    "no engine": (["frob"], "usage", "frob"),
+    "runc": (["docker", "--runtime-name", "runc"], "usage", "runc"),
+    "crun": (["docker", "--runtime-name", "crun"], "usage", "crun"),
+    "a path as a name": (["docker", "--runtime-name", "a/b"], "usage", "letters, digits"),
+    "an option as a name": (["docker", "--runtime-name", "-x"], "usage", "letters, digits"),
+    "no name": (["docker", "--runtime-name", ""], "usage", "letters, digits"),
+    "a line in a name": (["docker", "--runtime-name", "a\n"], "usage", "letters, digits"),
+    "a letter of elsewhere": (["docker", "--runtime-name", "gpü"], "usage", "letters, digits"),
+    "a folder": (["docker", "--config", "{etc}"], "engine-config-unreadable", "{etc}"),
+    "no JSON": (["docker", "--config", "{etc}/broken"], "engine-config-invalid", "{etc}/broken:3:3"),
+    "what docker has not": (["docker", "--hook"], "engine-option-unsupported", "--hook"),
+}
+
+
+@pytest.mark.parametrize(("words", "reference", "text"), REFUSED.values(), ids=REFUSED)
+def test_what_is_refused_leaves_all_as_it_was(
+    cli: Cli, words: list[str], reference: str, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (cli.etc / "broken").write_text('{\n  "a": "b"\n  "c"')
+    before = snapshot(cli.etc)
+    line = ["gpuhook", "configure", *[word.format(etc=cli.etc) for word in words]]
+    assert main(line, str(cli.world.path)) == EXIT_CODES[reference]
+    shown = capsys.readouterr()
+    assert text.format(etc=cli.etc) in shown.err
+    assert shown.out == ""
+    assert snapshot(cli.etc) == before
+    assert not (cli.world.path / "var/lib").exists()
+
+
+def test_an_engine_is_told_of_no_program_that_is_not_there(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status = main(["gpuhook", "configure", "docker", "--config", str(folder / "daemon.json")], str(folder / "nowhere"))
+    assert status == EXIT_CODES["runtime-not-found"]
+    assert f"{folder}/nowhere/usr/bin/gpuhook-runtime" in capsys.readouterr().err
+    assert list(folder.iterdir()) == []
+
+
+# --- how it is said -------------------------------------------------------------------------------------------------
+
+
+def test_text_of_the_file_steers_no_terminal(cli: Cli) -> None:
+    path = cli.etc / "daemon.json"
+    path.write_text('{\n  "log-driver": "\u009b2J\u202e",\n\t"id": 1\n}\n')
+    done = cli("configure", "docker", "--config", path, "--dry-run")
+    assert '"log-driver": "\\x9b2J\\u202e"' in done.out
+    assert '\t"id"' in done.out
+    assert "\u009b" not in cli("configure", "docker", "--config", path, "--json").out
+
+
+@pytest.mark.parametrize("colour", [True, False], ids=["colour", "NO_COLOR"])
+def test_the_diff_on_a_terminal_is_coloured_if_wanted(cli: Cli, colour: bool) -> None:
+    path = cli.file("docker")
+    plain = cli("configure", "docker", "--config", path, "--dry-run").out
+    master, slave = pty.openpty()
+    env = {"PATH": "/usr/bin:/bin", "TERM": "xterm", **({} if colour else {"NO_COLOR": "1"})}
+    words: list[str | Path] = [cli.world.cli, "configure", "docker", "--config", path, "--dry-run"]
+    subprocess.run(words, env=env, stdout=slave, check=True, timeout=60)
+    shown = os.read(master, 65536).decode().replace("\r\n", "\n")
+    os.close(slave)
+    os.close(master)
+    assert re.sub(r"\x1b\[\d+m", "", shown) == plain
+    added = [line for line in shown.splitlines() if '"runtimes"' in line]
+    assert len(added) == 1
+    assert added[0].startswith("\x1b[32m+" if colour else "+")
+
+
+# --- restarting -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def programs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Makes a program, in a PATH that has only such."""
+    monkeypatch.setenv("PATH", str(folder / "bin"))
+    (folder / "bin").mkdir()
+
+    def make(name: str, text: str) -> None:
+        path = folder / "bin" / name
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+
+    return make
+
+
+def test_restart_without_an_init_system_says_so(cli: Cli) -> None:
+    """crio's is `systemctl restart crio`, and no systemd runs where tests do."""
+    if Path("/run/systemd/system").exists():
+        pytest.skip("an init system runs here")
+    done = cli("configure", "crio", "--config", cli.file("crio"), "--restart")
+    assert (done.code, done.err) == (0, "")
+    assert "nothing was restarted: " in done.out.splitlines()[-1]
+    assert "next: " in done.out.splitlines()[-1]
+    assert cli("unconfigure", "crio", "--restart").code == 0
+
+
+def test_restart_runs_the_command(programs: Callable[[str, str], None], folder: Path) -> None:
+    programs("snap", f'echo "$@" >{folder}/said')
+    assert command.restarted(Restart(("snap", "restart", "docker"), "")) == (True, "")
+    assert (folder / "said").read_text() == "restart docker\n"
+
+
+def test_restart_that_fails_is_an_error_with_the_engines_words(programs: Callable[[str, str], None]) -> None:
+    programs("snap", "echo 'error: snap \"docker\" has no services' >&2; exit 3")
+    with pytest.raises(GpuhookError) as caught:
+        command.restarted(Restart(("snap", "restart", "docker"), ""))
+    assert caught.value.reference == "engine-restart-failed"
+    for part in ("`snap restart docker`", "status 3", "has no services"):
+        assert part in caught.value.message
+
+
+def test_restart_of_a_program_that_is_not_there_and_of_nothing(programs: Callable[[str, str], None]) -> None:
+    assert command.restarted(Restart(("snap", "restart"), "")) == (False, "nothing was restarted: snap is not there")
+    assert command.restarted(Restart((), "podman reads its files each time")) == (False, "")
+
+
+def test_restart_that_hangs_ends(programs: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    programs("snap", "exec /bin/sleep 60")
+    monkeypatch.setattr(command, "_DEADLINE", 0.2)
+    with pytest.raises(GpuhookError, match="did not end"):
+        command.restarted(Restart(("snap",), ""))
