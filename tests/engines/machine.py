@@ -23,6 +23,7 @@ from tests.images import CHECKOUT
 LAYOUTS = ("host", "v1", "v2")
 PATH = "/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin"  # /usr/local/bin may have another docker, or pyenv's python3
 _LOG_LINES = 25
+_CGROUPS = "gpuhook-test-"
 
 
 @dataclass
@@ -47,7 +48,7 @@ class Machine:
 
     def __init__(self, folder: Path, layout: str = "host", *, system: Path = Path("/"), see: Sequence[Path] = ()):
         self.folder, self.layout, self.system = folder, layout, system
-        self.cgroup = f"gpuhook-test-{os.getpid()}-{folder.name}"
+        self.cgroup = f"{_CGROUPS}{os.getpid()}-{folder.name}"
         self._see = see
         self._holder: subprocess.Popen[str] | None = None
         self._pid = 0
@@ -56,6 +57,7 @@ class Machine:
     def __enter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "root").mkdir()
+        _sweep()
         with (self.folder / "machine.log").open("w") as log:
             self._holder = subprocess.Popen(
                 [
@@ -251,3 +253,11 @@ def _removed(top: Path) -> bool:
             except OSError:
                 return False
     return True
+
+
+def _sweep() -> None:
+    """Remove the cgroups of runs that were killed."""
+    root = Path("/sys/fs/cgroup")
+    for top in [*root.glob(f"{_CGROUPS}*"), *root.glob(f"*/{_CGROUPS}*")]:
+        if not Path("/proc", top.name.removeprefix(_CGROUPS).split("-")[0]).exists():
+            _removed(top)
