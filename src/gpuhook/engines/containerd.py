@@ -60,8 +60,8 @@ def _refuse(place: Place, options: Options) -> None:
     if options.hook_only:
         raise GpuhookError(
             "engine-option-unsupported",
-            "containerd reads no directory of OCI hooks, so --hook-only means nothing to it",
-            "leave --hook-only out: gpuhook's runtime puts the hook into the container's specification",
+            "containerd reads no directory of OCI hooks, so --hook means nothing to it",
+            "leave --hook out: gpuhook's runtime puts the hook into the container's specification",
         )
     if place.kind == "docker":
         raise GpuhookError(
