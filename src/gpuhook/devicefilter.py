@@ -7,7 +7,6 @@ cgroup is that of all programs of it and of those above it, so a further program
 is replaced by a longer one.
 """
 
-import sys
 from _struct import Struct, pack
 
 from gpuhook.model import value
@@ -20,9 +19,9 @@ _ALL = MKNOD | READ | WRITE
 GRANTED = (READ, WRITE, READ | WRITE)  # how a granted device will be opened
 
 _STEPS = 1 << 16  # instructions that the interpreter does before it gives up
-_INSN = Struct("<BBhi" if sys.byteorder == "little" else ">BBhi")
+_INSN = Struct("=BBhi")
 _SIZE_LIMIT = 8 << 16  # bytes of a program; those of runtimes have a few hundred instructions
-_LITTLE = sys.byteorder == "little"
+_LITTLE = pack("=H", 1)[0] == 1
 _WORD, _DOUBLE = (1 << 32) - 1, (1 << 64) - 1
 
 # Instruction classes and what is used of them.
@@ -56,7 +55,6 @@ DEFAULTS = (
     Rule(True, "b", -1, -1, MKNOD),
     *[Rule(True, "c", 1, minor, _ALL) for minor in (3, 5, 7, 8, 9)],  # null, zero, full, random, urandom
     Rule(True, "c", 5, 0, _ALL),  # tty
-    Rule(True, "c", 5, 1, _ALL),  # console
     Rule(True, "c", 5, 2, _ALL),  # ptmx
     Rule(True, "c", 136, -1, _ALL),  # the terminals of devpts
 )
@@ -115,12 +113,15 @@ def extended(base: bytes, numbers: "tuple[tuple[int, int], ...]") -> bytes:
 
     ValueError for more devices than a program's jumps can pass over.
     """
-    granted = b""
-    for major, minor in numbers:
-        granted += _insn(0x55, 4, offset=3, number=major) + _insn(0x55, 5, offset=2, number=minor) + _answer(1)
-    past = len(granted) // 8
+    past = 4 * len(numbers)
     if past > _JUMP_LIMIT:
         raise ValueError(f"{len(numbers)} devices are too many")
+    granted = b"".join(
+        [
+            _insn(0x55, 4, offset=3, number=major) + _insn(0x55, 5, offset=2, number=minor) + _answer(1)
+            for major, minor in numbers
+        ]
+    )
     only = _insn(0xBC, 0, 3) + _insn(0x54, 0, number=~_GRANTED) + _insn(0x55, 0, offset=past, number=0)
     return _PROLOGUE + _insn(0x55, 2, offset=past + 3, number=CHAR) + only + granted + base
 
@@ -131,12 +132,8 @@ def of_rules(rules: "tuple[Rule, ...]") -> bytes:
     """
     if len(rules) > _RULES_LIMIT:
         raise ValueError(f"{len(rules)} rules are too many")
-    text = _PROLOGUE
-    for rule in rules[::-1]:
-        text += _judged(rule)
-    return (
-        text + _insn(0xB7, 0, number=0) + _insn(0x55, 3, offset=1, number=0) + _insn(0xB7, 0, number=1) + _insn(_EXIT)
-    )
+    judged = b"".join([_judged(rule) for rule in rules[::-1]])
+    return _PROLOGUE + judged + _insn(0xB7, 0, number=0) + _insn(0x55, 3, offset=1, number=0) + _answer(1)
 
 
 def _judged(rule: Rule) -> bytes:
@@ -268,7 +265,7 @@ def _number(item: "int | _Context | None") -> int:
 def _loaded(question: bytes, offset: int, size: int) -> int:
     if not 0 <= offset <= len(question) - size:
         raise IndexError(offset)
-    return int.from_bytes(question[offset : offset + size], sys.byteorder)
+    return int.from_bytes(question[offset : offset + size], "little" if _LITTLE else "big")
 
 
 def _computed(code: int, old: "int | _Context | None", other: "int | _Context | None") -> "int | _Context | None":

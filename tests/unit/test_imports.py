@@ -24,6 +24,9 @@ LISTS = {
     "hook": "_ctypes _struct select apply containers driverproc elf enter hook image ldcache ldconf plan rootfs "
     "sources state",
 }
+# Without the shim, loaded one by one and not from a bundle but for what a container that asks for nothing loads.
+NOTHING = "_json channels config errors hookonly jsonio linux log model oci request state"
+LISTS["hookonly"] = f"{LISTS['hook']} {NOTHING} cgroup devicefilter devices driver.nodes grant requirement"
 # built into the interpreter, and needed by the launchers and by all that the lists name
 BUILT_IN = {"_stat", "errno", "gc", "gpuhook"}
 
@@ -94,13 +97,28 @@ def test_what_a_start_with_gpus_loads(gpu_world: World, shim: Runtime, new_bundl
     assert found == expected
 
 
-@pytest.mark.parametrize("entry", ["shim", "hook"])
+@pytest.mark.runc
+@pytest.mark.parametrize("asks", [False, True], ids=["nothing", "GPUs"])
+def test_what_a_start_without_the_shim_loads(
+    gpu_world: World, runc: Runtime, new_bundle: Callable[..., Bundle], asks: bool
+) -> None:
+    """The hook as hooks.d calls it: next to nothing for a container that asks for nothing."""
+    env = ["NVIDIA_VISIBLE_DEVICES=all"] if asks else []
+    for path in (gpu_world.hook, spy(gpu_world, "hook")[0]):  # the first makes the driver's record
+        hook = {"path": str(path), "args": ["gpuhook-hook", "prestart"], "env": ["PATH=/usr/bin:/bin"]}
+        bundle = new_bundle(args=["opendev", "dlopen:libcuda.so.1"], env=env, hooks={"prestart": [hook]})
+        assert ("libcuda.so.1: ok" in runc.run(bundle).out) == asks
+    found, expected = loaded(gpu_world.path / "loaded-hook", "hookonly")
+    assert found == (expected if asks else set(NOTHING.split()))
+
+
+@pytest.mark.parametrize("entry", ["shim", "hook", "hookonly"])
 def test_a_launcher_takes_the_bundle_and_does_without(installed: Path, folder: Path, entry: str) -> None:
     """The bundle of compiled modules serves only the Python that it is made for; another imports the usual way."""
     library = installed / f"usr/lib/gpuhook/{__version__}"
     launcher = library / "gpuhook-shim" if entry == "shim" else installed / "usr/bin/gpuhook-hook"
     text = launcher.read_text()
-    start = text.index("with open(library")
+    start = text.index("with open(library" if entry == "shim" else "entry = ")
     body = text[start : text.index("sys.exit(main")]
     prelude = text[: text.index("gc.disable")]
     for change, bundled in ((b"", True), (b"\0", False)):
@@ -111,7 +129,8 @@ def test_a_launcher_takes_the_bundle_and_does_without(installed: Path, folder: P
         code = f"{prelude}\nlibrary = {str(copy)!r}\nsys.path.insert(0, library)\n{body}\n"
         code += f"import gpuhook.{entry}, gpuhook.errors, gpuhook.cuda\n"
         code += f"print(gpuhook.{entry}.__spec__ is None, gpuhook.errors.__file__, gpuhook.cuda.level_for_driver)"
-        done = subprocess.run(["/usr/bin/python3", "-ISB", "-c", code], capture_output=True, text=True, check=False)
+        command = ["/usr/bin/python3", "-ISB", "-c", code, *(["--record"] if entry == "hook" else [])]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.stderr == ""
         assert done.stdout.startswith(f"{bundled} {copy}/gpuhook/errors.py ")
 
@@ -176,7 +195,7 @@ def reached(name: str, *, top: bool) -> set[str]:
 
 HOT_FOREIGN = {"sys", "posix", "errno", "_stat", "time", "_struct", "fcntl", "select", "_json", "_signal"}
 HOT = sorted({name for words in (SHARED, *LISTS.values()) for name in words.split() if name in MODULES})
-MIDDLE = ("model", "version", "channels", "request", "devices", "requirement", "cuda", "plan")
+MIDDLE = ("model", "version", "channels", "request", "devices", "devicefilter", "requirement", "cuda", "plan")
 WORLD = {"posix", "os", "sys", "io", "pathlib", "fcntl", "ctypes", "_ctypes", "subprocess", "socket", "time"}
 
 
@@ -196,12 +215,12 @@ def test_the_middle_is_pure(name: str) -> None:
 LAYERS = (
     ("cli",),
     ("engines",),
-    ("shim", "hook"),
+    ("shim", "hook", "hookonly"),
     ("checkpoint", "enter", "grant"),
     ("apply",),
-    ("driverproc", "sources", "oldkernel", "containers"),
+    ("driverproc", "sources", "oldkernel", "containers", "cgroup"),
     ("image", "driver", "oci", "config", "configfile", "configtrust", "fastpath", "log", "ldconf", "state", "cmdline"),
-    ("plan", "request", "channels", "devices", "requirement", "refusal", "cuda", "ldcache", "elf"),
+    ("plan", "devicefilter", "request", "channels", "devices", "requirement", "refusal", "cuda", "ldcache", "elf"),
     ("rootfs",),
     ("linux",),
     ("jsonio", "model", "version", "errors", "nearmiss", ""),
