@@ -52,6 +52,20 @@ def test_the_file(tmp_path: Path) -> None:
     assert hooksdir.parse("/x.json", text) == json.loads(text)
 
 
+@pytest.mark.parametrize(
+    ("environ", "folder"),
+    [
+        pytest.param({"XDG_RUNTIME_DIR": "/run/mine"}, "/run/mine", id="named"),
+        pytest.param({"XDG_RUNTIME_DIR": "mine"}, "/run/user/1000", id="no path"),
+        pytest.param({}, "/run/user/1000", id="not named"),
+    ],
+)
+def test_a_users_file_says_where_the_log_goes(environ: dict[str, str], folder: str) -> None:
+    """Without it the hook has none, and crun shows nothing of what it says."""
+    document = json.loads(hooksdir.text(Host("/nowhere", 1000, environ), Options()))
+    assert document["hook"]["env"] == ["PATH=/usr/sbin:/usr/bin:/sbin:/bin", f"XDG_RUNTIME_DIR={folder}"]
+
+
 def test_the_file_follows_runtime_toml(tmp_path: Path) -> None:
     """Deadline and stage are those of the runtime's way."""
     host = make(tmp_path, {"/etc/gpuhook/runtime.toml": '[hook]\nstage = "createRuntime"\ndeadline = 45\n'})

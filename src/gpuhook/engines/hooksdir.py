@@ -59,11 +59,19 @@ def text(host: Host, options: Options) -> str:
     hook = {
         "path": options.hook,
         "args": [os.path.basename(options.hook), "prestart"],
-        "env": [_ENVIRONMENT],
+        "env": [_ENVIRONMENT, *_own(host)],
         "timeout": settings.deadline + _MARGIN,
     }
     document = {"version": "1.0.0", "hook": hook, "when": {"always": True}, "stages": [settings.stage]}
     return json.dumps(document, indent=2) + "\n"
+
+
+def _own(host: Host) -> tuple[str, ...]:
+    """Where a user's hook finds its state and puts its log: an engine gives hooks nothing of its own environment."""
+    if host.uid == 0:
+        return ()
+    folder = host.environ.get("XDG_RUNTIME_DIR", "")
+    return (f"XDG_RUNTIME_DIR={folder if folder.startswith('/') else f'/run/user/{host.uid}'}",)
 
 
 def notes(host: Host, folders: Sequence[str]) -> tuple[str, ...]:
