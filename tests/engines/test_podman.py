@@ -1,0 +1,339 @@
+"""podman with gpuhook, rootful and rootless: configured by `gpuhook configure podman`, run by the user whose it is.
+
+Containers get GPUs by gpuhook's runtime, or by its hook in hooks.d, with any runtime.
+tests/long/engines.py runs these tests with newer systems, by a fixture `system` of its own.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import bundles
+from tests.conftest import World
+from tests.engines.archive import ALL, GPU, NEWER, PLAIN
+from tests.engines.machine import Machine, Result
+from tests.engines.podman import Podman, RootlessPodman
+from tests.engines.results import Results
+from tests.images import CHECKOUT
+
+pytestmark = pytest.mark.runc
+
+Kind = tuple[type[Podman], str, str]
+ROOTFUL: tuple[Kind, ...] = (
+    (Podman, "runc", "v1"),
+    (Podman, "runc", "v2"),
+    (Podman, "runc", "host"),
+    (Podman, "crun", "v1"),
+)
+ROOTLESS: tuple[Kind, ...] = (
+    (RootlessPodman, "runc", "v1"),
+    (RootlessPodman, "runc", "v2"),
+    (RootlessPodman, "crun", "v1"),
+    (RootlessPodman, "crun", "v2"),
+)
+KINDS = ROOTFUL + ROOTLESS
+LIBCUDA = "dlopen:libcuda.so.1"
+FOUND = "dlopen:libcuda.so.1: ok libcuda.so 580.95.05\n"
+SEES = ("opendev", LIBCUDA, "/dev/nvidia0", "/dev/nvidia1")
+SEEN = f"{FOUND}/dev/nvidia0: ok\n/dev/nvidia1: ok\n"
+LASTING = ("--detach", "--stop-signal=KILL")
+
+
+def _get(request: pytest.FixtureRequest, engine: Callable[..., Any], system: Path, driver: Path) -> Podman:
+    kind, low_level, layout = request.param
+    new: Podman = engine(kind, layout, system)
+    new.world.low_level = low_level
+    new.world.use_driver(driver)
+    return new
+
+
+@pytest.fixture
+def podman(
+    request: pytest.FixtureRequest, engine: Callable[..., Any], system: Path, sim_driver: Path
+) -> Iterator[Podman]:
+    """The podman of a user, a low-level runtime and a cgroup layout, with gpuhook's runtime, without containers."""
+    new = _get(request, engine, system, sim_driver)
+    new.configure()
+    yield new
+    new.remove_all()
+
+
+@pytest.fixture
+def hooked(
+    request: pytest.FixtureRequest, engine: Callable[..., Any], system: Path, sim_driver: Path
+) -> Iterator[Podman]:
+    """The same with gpuhook's hook alone."""
+    new = _get(request, engine, system, sim_driver)
+    new.configure("--hook")
+    yield new
+    new.remove_all()
+
+
+def each(fixture: str, kinds: tuple[Kind, ...]) -> pytest.MarkDecorator:
+    """The test runs with each of these users, low-level runtimes and cgroup layouts."""
+    return pytest.mark.parametrize(fixture, kinds, ids=_id, indirect=True)
+
+
+def _id(kind: object) -> str:
+    assert isinstance(kind, tuple)
+    return f"{kind[0].name} {kind[1]} {kind[2]}"
+
+
+def _only_one(podman: Podman, driver: Path, runtime: str) -> None:
+    """The second GPU's node is there, and no way to the first's, not even by a new node."""
+    device = (driver / "dev/nvidia0").stat().st_rdev
+    forge = f"mknod /dev/forged c {device >> 8} {device & 0xFF} && opendev /dev/forged"
+    done = podman.run(
+        *("--rm", "--env=NVIDIA_VISIBLE_DEVICES=1", "--cap-add=MKNOD"),
+        *(GPU, "sh", "-c", f"opendev {LIBCUDA} /dev/nvidia1; ls -d /dev/nvidia0; {forge}"),
+        runtime=runtime,
+    )
+    # a user namespace has no right to make nodes; outside, the cgroup has no rule for it
+    made = "" if podman.user else "/dev/forged: Operation not permitted\n"
+    assert done.out == f"{FOUND}/dev/nvidia1: ok\n{made}", done
+    assert "/dev/nvidia0: No such file" in done.err
+    assert ("mknod: /dev/forged: Operation not permitted" in done.err) == bool(podman.user), done
+
+
+@each("podman", KINDS)
+def test_a_gpu(podman: Podman, results: Results, sim_driver: Path) -> None:
+    """The image says `all`: both GPUs. The command line says `1`: that one's node, and no way to the other's."""
+    every = podman.run("--rm", GPU, *SEES)
+    assert (every.code, every.out) == (0, SEEN), every
+
+    _only_one(podman, sim_driver, "gpuhook")
+
+    results.works(podman, "GPU container")
+
+
+@each("podman", KINDS)
+def test_refused(podman: Podman, results: Results, golden: Callable[[str, str, Machine], None]) -> None:
+    """A requirement that is not met, as podman shows it."""
+    done = podman.run("--name=refused", NEWER, "true")
+
+    assert (done.code, podman.inspect("refused")["State"]["Status"]) == (126, "created")
+    golden(f"podman-{_series(podman)}-refused", _said(done), podman.machine)
+    results.works(podman, "refused requirement shown")
+
+
+def _series(podman: Podman) -> str:
+    return ".".join(podman.version.split(".")[:2])
+
+
+def _said(done: Result) -> str:
+    return re.sub(r"^time=.*\n", "", done.err, flags=re.MULTILINE)  # of podman's own log; not each time
+
+
+@each("podman", KINDS)
+def test_a_life(podman: Podman, results: Results) -> None:
+    """The GPUs are still there for exec, and after update, pause and restart."""
+    podman.check(*podman.run_words(), *LASTING, "--name=life", GPU, "sleep", "600")
+
+    def sees(what: str) -> None:
+        done = podman("exec", "life", *SEES)
+        assert (done.code, done.out) == (0, SEEN), f"after {what}: {done}"
+        results.works(podman, what)
+
+    sees("exec")
+    if not podman.user:
+        if podman.machine.layout != "v2":
+            podman.check("update", "--cpu-shares=200", "--memory=100m", "life")
+            sees("update")
+        podman.check("pause", "life")
+        podman.check("unpause", "life")
+        sees("pause")
+    podman.check("restart", "--time=1", "life")
+    sees("restart")
+
+
+@each("podman", KINDS)
+def test_two_at_once(podman: Podman, results: Results) -> None:
+    """With nothing compiled or recorded before, so that both come upon it."""
+    for file in podman.state.glob("*.json"):
+        file.unlink()
+    asked = [
+        podman.begin(*podman.run_words(), "--rm", f"--env=NVIDIA_VISIBLE_DEVICES={number}", GPU, *SEES[:2], node)
+        for number, node in ((0, SEES[2]), (1, SEES[3]))
+    ]
+
+    for one, node in zip(asked, SEES[2:], strict=True):
+        with one:
+            done = one.result()
+        assert (done.code, done.out) == (0, f"{FOUND}{node}: ok\n"), done
+    results.works(podman, "two at once")
+
+
+def _spy(podman: Podman, notes: str, following: str | Path) -> Path:
+    """A runtime that writes into FOLDER/NOTES and becomes `following`."""
+    script = podman.folder / f"spy-{notes}"
+    spy = CHECKOUT / "tests/engines/spy.sh"
+    script.write_text(f'#!/bin/sh\nexec {spy} {podman.folder}/{notes} {following} "$@"\n')
+    script.chmod(0o755)
+    return script
+
+
+@each("podman", KINDS)
+def test_asking_for_nothing(podman: Podman, results: Results) -> None:
+    """The low-level runtime gets the very file that podman wrote: bytes, inode, time of change."""
+    low_level = podman.world.low_level
+    podman.world.low_level = str(_spy(podman, "after", low_level))
+    podman.world.use_driver(Path("/nowhere"))
+    before, after = podman.folder / "before", podman.folder / "after"
+    for file in (before, after):
+        file.unlink(missing_ok=True)
+
+    spied = str(_spy(podman, "before", podman.world.runtime))
+    done = podman.run("--rm", PLAIN, "sh", "-c", "echo started; ls -d /dev/nv*", runtime=spied)
+
+    podman.world.low_level = low_level
+    assert done.out == "started\n", done
+    assert before.read_text().count("config.json") == 1
+    assert before.read_text() == after.read_text()
+    results.works(podman, "untouched without a request")
+
+
+@each("podman", (ROOTFUL[1], ROOTLESS[0]))
+def test_default_runtime_and_back(podman: Podman, results: Results) -> None:
+    """As the default runtime, for containers that name none; then the file is what it was, and so is podman."""
+    podman.unconfigure()
+    mine = '# mine\n[containers]\ntz = "UTC"\n[engine]  # no newline at the end\nruntime = "runc"'
+    podman.write(podman.config, mine)
+    podman.configure("--default-runtime")
+
+    asked = podman.run("--rm", GPU, *SEES, runtime="")
+    plain = podman.run("--rm", PLAIN, "ls", "/dev", runtime="")
+
+    assert (asked.code, asked.out) == (0, SEEN), asked
+    assert (plain.code, "nvidia" in plain.out) == (0, False), plain
+    podman.unconfigure()
+    assert podman.machine.read(str(podman.config)) == mine
+    podman.machine.check("rm", podman.config)
+    assert f"{LIBCUDA}: ok" not in podman.run("--rm", GPU, "opendev", LIBCUDA, runtime="runc").out
+    gone = podman.run("--rm", GPU, "true")
+    assert gone.code == 125
+    assert "gpuhook" in gone.err
+    results.works(podman, "default runtime")
+
+
+@each("podman", (ROOTFUL[0], ROOTLESS[0]))
+def test_unconfigured(podman: Podman, results: Results) -> None:
+    """What configure made is removed, with its directories: podman's files are those that were there."""
+    podman.unconfigure()
+    folder, hooks = podman.config.parent, Path("/usr/share/containers")
+    files = ("find", folder, hooks, "-newer", podman.config.with_name("storage.conf"), "-o", "-type", "d")
+    before = podman.machine.check(*files)
+
+    podman.configure()
+    podman.configure_also("--hook")
+    assert podman.machine.check(*files) != before
+    podman.unconfigure()
+
+    assert podman.machine.check(*files) == before
+    results.works(podman, "unconfigure")
+
+
+@each("podman", ROOTFUL[:2])
+def test_a_container_in_a_container(
+    podman: Podman, results: Results, new_world: Callable[[str], World], folder: Path, sim_driver: Path
+) -> None:
+    """The inner gpuhook's driver is what the outer container was given. All rights but CAP_SYS_RESOURCE, which a test
+    machine may lack, so not --privileged; Python and runc are the machine's."""
+    world = new_world("inner")
+    world.configure(f'[driver]\nproc-root = "{sim_driver}"\nsys-root = "{sim_driver}"\n')
+    inner = bundles.make(folder / "bundle", env=[ALL], args=list(SEES))
+    done = podman.run(
+        *("--rm", "--cap-add=SYS_ADMIN", "--cap-add=SYS_PTRACE", "--cap-add=NET_ADMIN", "--cap-add=MKNOD"),
+        *("--cap-add=DAC_READ_SEARCH", "--cap-add=NET_RAW", "--cap-add=AUDIT_WRITE"),
+        *("--security-opt=seccomp=unconfined", "--security-opt=apparmor=unconfined", "--security-opt=unmask=ALL"),
+        *("--device-cgroup-rule=a *:* rwm", *_volumes(podman)),
+        *(f"--volume={folder}:{folder}", f"--volume={podman.machine.folder.parent}:{podman.machine.folder.parent}"),
+        *("--volume=/sys/fs/cgroup:/sys/fs/cgroup", "--cgroupns=host", GPU),
+        *(world.runtime, "--root", folder / "state", "run", "--bundle", inner.path, "inner"),
+    )
+
+    assert (done.code, done.out) == (0, SEEN), done
+    results.works(podman, "GPU container in a GPU container")
+
+
+def _volumes(podman: Podman) -> list[str]:
+    """Python and runc of the machine with their libraries, each file at its own place."""
+    machine = podman.machine
+    find = "import _ctypes, os, shutil; print(shutil.which('runc'), _ctypes.__file__, os.path.dirname(os.__file__))"
+    runc, ctypes, modules = machine.check("python3", "-c", find).split()
+    linked = machine.check("ldd", "/usr/bin/python3", runc, ctypes)
+    files = {"/usr/bin/python3", runc, modules, *re.findall(r"(/\S+) \(0x", linked)}
+    return [f"--volume={file}:{file}:ro" for file in sorted(files)]
+
+
+@each("hooked", KINDS)
+def test_the_hook_alone(hooked: Podman, results: Results, sim_driver: Path) -> None:
+    """The low-level runtime itself with gpuhook's hook: GPUs for who asks, and for who does not, nothing."""
+    low_level = hooked.world.low_level
+    every = hooked.run("--rm", GPU, *SEES, runtime=low_level)
+    assert (every.code, every.out) == (0, SEEN), every
+    _only_one(hooked, sim_driver, low_level)
+    granted = hooked.log.count("granted")
+
+    plain = hooked.run("--rm", PLAIN, "sh", "-c", f"ls -d /dev/nv*; opendev {LIBCUDA}", runtime=low_level)
+
+    assert f"{LIBCUDA}: ok" not in plain.out
+    assert "/dev/nv*: No such file" in plain.err, plain
+    assert (granted > 0, hooked.log.count("granted")) == (True, granted)
+    results.works(hooked, "GPU container by hooks.d")
+
+
+@each("hooked", KINDS)
+def test_the_hook_alone_refuses(hooked: Podman, results: Results, golden: Callable[[str, str, Machine], None]) -> None:
+    """runc shows what the hook said; crun only that it failed: gpuhook's log has the words."""
+    low_level = hooked.world.low_level
+    done = hooked.run("--name=refused", NEWER, "true", runtime=low_level)
+
+    assert (done.code, hooked.inspect("refused")["State"]["Status"]) == (126, "created"), done
+    golden(f"podman-{_series(hooked)}-{low_level}-hook-refused", _said(done), hooked.machine)
+    assert "[requirement-not-met]" in hooked.log.splitlines()[-1]
+    results.works(hooked, "refused requirement shown by hooks.d")
+
+
+@each("hooked", (ROOTFUL[0], ROOTFUL[3], ROOTLESS[0]))
+def test_the_hook_and_the_runtime(hooked: Podman, results: Results) -> None:
+    """Each container is given its GPUs once, whichever runtime it has."""
+    hooked.configure_also()
+    hooked.configured = ("--hook", "and the runtime")
+    for runtime in ("gpuhook", hooked.world.low_level):
+        before = hooked.log.count("granted")
+
+        done = hooked.run("--rm", GPU, *SEES, runtime=runtime)
+
+        assert (done.code, done.out) == (0, SEEN), done
+        assert hooked.log.count("granted") == before + 1
+    results.works(hooked, "hooks.d and the runtime")
+
+
+# What the machine or the versions do not let work, whatever gpuhook does: the exact words.
+MEMLOCK = "Error: {}: setrlimit (RLIM_MEMLOCK): Operation not permitted: OCI permission denied\n"
+HYBRID = "Error: OCI runtime error: {}: cgroups in hybrid mode not supported, drop all controllers from cgroupv2\n"
+
+
+@pytest.mark.parametrize(
+    ("podman", "words", "why"),
+    [
+        (
+            (Podman, "crun", "v2"),
+            MEMLOCK,
+            "crun 1.8.1 raises RLIMIT_MEMLOCK on cgroup v2, for which root needs CAP_SYS_RESOURCE",
+        ),
+        ((Podman, "crun", "host"), HYBRID, "crun refuses a machine with both cgroup versions"),
+    ],
+    ids=["crun v2", "crun host"],
+    indirect=["podman"],
+)
+def test_what_crun_refuses(podman: Podman, results: Results, words: str, why: str) -> None:
+    """With gpuhook in the same words as without it."""
+    for runtime in ("gpuhook", "crun"):
+        done = podman.run("--rm", GPU, *SEES, runtime=runtime)
+
+        assert (done.code, _said(done)) == (126, words.format(runtime))
+    results.fails(podman, "GPU container", why)
