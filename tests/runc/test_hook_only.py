@@ -205,6 +205,26 @@ def test_many_at_once(plain: bundles.Runtime, world: World, hooked: NewBundle, f
     assert [(results[at].code, results[at].out.count(": ok")) for at in range(len(made))] == [(0, 2)] * len(made)
 
 
+def test_a_nested_group_and_a_cgroup_namespace(plain: bundles.Runtime, hooked: NewBundle) -> None:
+    """As docker has it with version 2 and Kubernetes with both: that group's rules, whatever the container sees."""
+    top = f"gpuhook-test-{os.getpid()}"
+    bundle = hooked(env=["NVIDIA_VISIBLE_DEVICES=0"], args=SEES)
+    spec = bundle.spec
+    spec["linux"]["namespaces"].append({"type": "cgroup"})
+    spec["linux"]["cgroupsPath"] = f"/{top}/pod/container"
+    (bundle.path / "config.json").write_text(json.dumps(spec))
+
+    try:
+        done = plain.run(bundle)
+    finally:
+        base = Path("/sys/fs/cgroup")
+        for folder in [*base.glob(top), *base.glob(f"*/{top}")]:
+            for path in (folder / "pod", folder):
+                path.rmdir()
+
+    assert done.out.count(": ok") == len(SEES) - 2, done.out + done.err
+
+
 def test_after_the_start(plain: bundles.Runtime, hooked: NewBundle) -> None:
     """The devices stay for `exec`, and after `update`, which runtimes do with limits as with a changed CPU share."""
     bundle = hooked(env=[ALL], args=["sleep", "100"])
