@@ -127,7 +127,8 @@ class FileId:
 class DriverFile:
     """One file of the driver's user space that a container may get.
 
-    `path` is absolute below the driver root and free of symbolic links. `kind` is `library`, `binary` or `firmware`.
+    `path` is absolute below the driver root and free of symbolic links. `kind` is `library`, `binary`, `firmware`, or
+    `data` for what programs look for at a fixed place: `target`, absolute in the container, empty for the other kinds.
     `capability` is a word of NVIDIA_DRIVER_CAPABILITIES, or `*` where every container that has a driver gets it.
     `name` is the file name inside the container. `links` are further names in the same directory that lead to it: the
     ELF soname first, development links after it. `bits` is 64 or 32 for a library, else 0.
@@ -141,6 +142,7 @@ class DriverFile:
     soname: str = ""
     links: tuple[str, ...] = ()
     bits: int = 0
+    target: str = ""
 
 
 @value
@@ -232,7 +234,8 @@ class Image:
     where libraries go (absolute, in the container). `compat` is the directory of the image's forward-compatibility
     libraries (or ``), `compat_version` the driver version in their libcuda's file name, `compat_names` their sonames.
     `cover` are absolute paths of the image's own regular files that carry a driver library's name, as
-    (path, name of our library): each must show the host's library instead.
+    (path, name of our library): each must show the host's library instead. `libdir32` is where 32-bit libraries go,
+    or `` where the image has no 32-bit side or nothing 32-bit is to go in.
     """
 
     loader: str
@@ -242,6 +245,7 @@ class Image:
     compat_version: str = ""
     compat_names: tuple[str, ...] = ()
     cover: tuple[tuple[str, str], ...] = ()
+    libdir32: str = ""
 
 
 # --- what will be done ------------------------------------------------------------------------------------------

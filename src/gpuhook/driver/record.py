@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gpuhook.config import Config
     from gpuhook.model import JSON
 
-FORMAT = 2
+FORMAT = 3
 NAME = "driver.json"
 LIMIT = 4 << 20  # bytes; eight GPUs and sixty files take 20 KiB
 ERROR_LIFE = 10.0  # seconds that an error is believed
@@ -126,6 +126,7 @@ def encode(stored: Stored) -> bytes:
                 file.soname,
                 list(file.links),
                 file.bits,
+                file.target,
             ]
             for file in record.files
         ]
@@ -201,7 +202,7 @@ def _mig(row: "list[Any]") -> Mig:
 
 
 def _file(row: "list[Any]") -> DriverFile:
-    path, kind, capability, name, state, soname, links, bits = row
+    path, kind, capability, name, state, soname, links, bits, target = row
     return DriverFile(
         _str(path),
         _str(kind),
@@ -211,6 +212,7 @@ def _file(row: "list[Any]") -> DriverFile:
         _str(soname),
         tuple([_str(link) for link in links]),
         _int(bits),
+        _str(target),
     )
 
 
