@@ -1,5 +1,6 @@
 """containerd's configuration as `gpuhook configure containerd` changes it, on hosts made of files."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -163,6 +164,25 @@ def test_taking_nvidia_over_keeps_its_other_keys_and_sets_leaves(machine: Machin
     assert ours["container_annotations"][0] == "theirs/*"
     (edit,) = proposal.files
     assert all(len(step.path) >= 6 for step in edit.steps), "a step above a leaf could not be undone by leaves"
+
+
+def test_taking_over_clears_what_containerd_would_refuse_beside_the_new_shim(machine: Machine) -> None:
+    machine.write(
+        MAIN,
+        '[plugins.cri.containerd.runtimes.nvidia]\nruntime_type = "io.containerd.runtime.v1.linux"\n'
+        'runtime_engine = "/usr/bin/nvidia-container-runtime"\n',
+    )
+    machine.configure(machine.host("1.4.0"), Options(runtime_name="nvidia"))
+    assert runtimes(machine.tree(), "cri")["nvidia"]["runtime_engine"] == ""
+
+
+@pytest.mark.parametrize(
+    ("program", "told"), [("/opt/runc", True), ("/usr/bin/nvidia-container-runtime", False), (OURS, False)]
+)
+def test_another_low_level_runtime_is_told(machine: Machine, program: str, told: bool) -> None:
+    machine.write(MAIN, FULL.replace("/opt/runc", program))
+    notes = containerd.propose(machine.host(), Options()).notes
+    assert any("low-level in /etc/gpuhook/runtime.toml" in note for note in notes) is told
 
 
 def test_default_runtime(machine: Machine) -> None:
@@ -398,6 +418,65 @@ def test_a_drop_in_follows_the_main_file_when_it_is_written_anew(machine: Machin
     machine.write(MAIN, machine.read(MAIN).replace("pause:1", "pause:2"))
     machine.configure(machine.host(), Options(drop_in=""))
     assert machine.tree(DROP_IN)["plugins"][V2]["sandbox_image"] == "registry.example/pause:2"
+
+
+def test_a_copy_may_be_read_by_those_who_may_read_its_source(machine: Machine) -> None:
+    machine.write(MAIN, FULL)
+    Path(f"{machine.path}/root{MAIN}").chmod(0o600)
+    edits = containerd.propose(machine.host(), Options(drop_in="")).files
+    assert [edit.mode for edit in edits if edit.path == DROP_IN] == [0o600]
+
+
+def test_the_copy_is_of_the_last_file_that_has_the_table(machine: Machine) -> None:
+    nvidia(machine)
+    machine.write(MAIN, machine.read(MAIN) + FULL.partition("\n")[2])
+    path = "/etc/containerd/conf.d/zz-gpuhook.toml"
+    proposal = machine.configure(machine.host(), Options(drop_in=path))
+    assert any(f"of {NVIDIA};" in note for note in proposal.notes)
+    assert "sandbox_image" not in machine.tree(path)["plugins"][V2]
+
+
+def test_2_x_a_drop_in_copies_options_that_a_later_file_gives(machine: Machine) -> None:
+    machine.write(MAIN, 'version = 3\nimports = ["/etc/containerd/conf.d/*.toml"]\n')
+    at = f'[plugins."{V3}".containerd.runtimes.runc.options]'
+    machine.write("/etc/containerd/conf.d/zz.toml", f"version = 3\n{at}\nSystemdCgroup = true\n")
+    machine.configure(machine.host("2.1.9"), Options(drop_in=""))
+    assert runtimes(machine.tree(DROP_IN), V3)["gpuhook"]["options"]["SystemdCgroup"] is True
+
+
+def test_2_x_a_default_that_an_import_sets_is_a_conflict(machine: Machine) -> None:
+    machine.write(MAIN, 'version = 3\nimports = ["/etc/containerd/conf.d/*.toml"]\n')
+    machine.write(NVIDIA, f'version = 3\n[plugins."{V3}".containerd]\ndefault_runtime_name = "nvidia"\n')
+    error = refusal(machine, Options(default_runtime=True), "2.1.9")
+    assert error.reference == "engine-config-conflict"
+    assert f"{NVIDIA}:3" in error.message
+
+
+def test_2_x_a_drop_in_that_takes_nvidia_over_keeps_its_annotations(machine: Machine) -> None:
+    """Lists are replaced where tables are merged."""
+    machine.write(
+        MAIN,
+        f'version = 3\n[plugins."{V3}".containerd.runtimes.nvidia]\nruntime_type = "{RUNC}"\n'
+        'container_annotations = ["theirs/*"]\n',
+    )
+    machine.configure(machine.host("2.1.9"), Options(runtime_name="nvidia", drop_in=""))
+    assert runtimes(machine.tree(DROP_IN), V3)["nvidia"]["container_annotations"] == [
+        "theirs/*",
+        *containerdruntime.CONTAINER_ANNOTATIONS,
+    ]
+
+
+def test_2_x_reads_version_2_together_with_the_table_of_version_3(machine: Machine) -> None:
+    machine.write(MAIN, f'version = 2\n[plugins."{V3}".containerd.runtimes.runc.options]\nNoPivotRoot = true\n')
+    machine.configure(machine.host("2.1.9"))
+    assert runtimes(machine.tree(), V2)["gpuhook"]["options"]["NoPivotRoot"] is True
+
+
+def test_the_last_version_that_is_written_counts(machine: Machine) -> None:
+    machine.write(MAIN, 'version = 3\nimports = ["a.toml"]\n')
+    machine.write("/etc/containerd/a.toml", "version = 2\n")
+    machine.configure(machine.host("2.1.9"))
+    assert list(machine.tree()["plugins"]) == [V2]
 
 
 def test_imports_that_go_round_end(machine: Machine) -> None:

@@ -231,6 +231,21 @@ def test_k3s_that_imports_drop_ins_gets_one(machine: Machine) -> None:
     assert cri["containerd"]["runtimes"]["gpuhook"]["options"] == {"SystemdCgroup": True, "BinaryName": OURS}
 
 
+def test_k3s_that_imports_drop_ins_of_version_2_gets_ours_alone(machine: Machine) -> None:
+    """Only those with containerd 2 import any, so nothing has to be copied."""
+    machine.write(f"{K3S}/config.toml", f'imports = ["{K3S}/config.toml.d/*.toml"]\n{GENERATED2}')
+    machine.configure(machine.host(None))
+    tree = machine.tree(f"{K3S}/config.toml.d/99-gpuhook.toml")
+    assert list(tree["plugins"][V2]["containerd"]["runtimes"]) == ["gpuhook"]
+
+
+def test_k3s_a_template_that_has_ours_stays_its_place(machine: Machine) -> None:
+    machine.write(f"{K3S}/config.toml", GENERATED3)
+    machine.configure(machine.host(None))
+    machine.write(f"{K3S}/config.toml", f'imports = ["{K3S}/config-v3.toml.d/*.toml"]\n{GENERATED3}')
+    assert [edit.path for edit in propose(machine, None).files] == [f"{K3S}/config-v3.toml.tmpl"]
+
+
 def test_k3s_without_imports_takes_no_drop_in(machine: Machine) -> None:
     machine.write(f"{K3S}/config.toml", GENERATED3)
     error = refused(machine, None, drop_in="")
@@ -288,6 +303,7 @@ def test_r141_the_template_of_microk8s_keeps_its_variables(machine: Machine) -> 
     ours = machine.tree(MICROK8S)["plugins"][V2]["containerd"]["runtimes"]["gpuhook"]
     assert ours["runtime_type"] == "io.containerd.runc.v2"
     assert proposal.restart.command == ("snap", "restart", "microk8s.daemon-containerd")
+    assert proposal.notes == (), "the variable stands for runc, and needs no word"
 
 
 def test_r141_the_rendered_file_of_microk8s_stands_for_its_template(machine: Machine) -> None:

@@ -14,6 +14,7 @@ from gpuhook.engines import containerd, containerdconfig
 from gpuhook.engines.containerdconfig import Loaded
 from gpuhook.engines.host import Host
 from gpuhook.engines.model import Options
+from gpuhook.errors import GpuhookError
 from tests.unit.containerd_support import OURS, REAL, V2, V3, Machine, dump
 
 RUNC = f'runtime_type = "{containerdconfig.RUNC_V2}"\n'
@@ -97,9 +98,11 @@ def test_containerd_sees_our_runtime_and_still_its_own(real: Real, text: str | N
 
 
 def test_version_3(real: Real) -> None:
-    if real.engine < (2,):
-        pytest.skip("this containerd knows no version 3")
     real.write("config.toml", f'version = 3\n[plugins."{V3}"]\nenable_selinux = true\n')
+    if real.engine < (2,):
+        with pytest.raises(GpuhookError, match=r"version 3 is for containerd 2\.0 and newer"):
+            real.configure()
+        return
     for drop_in in (None, ""):
         after = real.configure(drop_in=drop_in)
         assert runtimes(after)["gpuhook"]["options"]["BinaryName"] == OURS
@@ -115,11 +118,16 @@ def test_version_3(real: Real) -> None:
     ],
 )
 def test_what_we_refuse_containerd_refuses(real: Real, text: str) -> None:
-    if "cri" in text and real.engine >= (2,):
-        pytest.skip("2.x takes no account of it")
+    """But for plugins.cri in version 2: containerd 2.x takes no account of it, and we say so."""
     real.write("config.toml", text)
     done = subprocess.run([real.program, "-c", str(real.config), "config", "dump"], capture_output=True, timeout=20)
-    assert done.returncode != 0
+    told = "cri" in text and real.engine >= (2,)
+    assert (done.returncode == 0) is told
+    if told:
+        assert any("takes no account" in problem for problem in real.loaded().problems)
+    else:
+        with pytest.raises(GpuhookError):
+            real.loaded()
 
 
 # --- our reading of imports against containerd's --------------------------------------------------------------------
@@ -178,16 +186,23 @@ def test_imports_are_read_as_containerd_does(real: Real, files: dict[str, str]) 
         assert cgroup is theirs.get("options", {}).get("SystemdCgroup", False)
 
 
-def test_imports_of_mixed_versions_are_read_as_containerd_does(real: Real) -> None:
-    if real.engine < (2,):
-        pytest.skip("1.x knows no version 3")
+@pytest.mark.parametrize("versions", [(3, 2), (2, 3), (1, 2)])
+def test_imports_of_mixed_versions_are_read_as_containerd_does(real: Real, versions: tuple[int, int]) -> None:
+    names = {1: "cri", 2: V2, 3: V3}
+    main, other = versions
+    real.write("a.toml", f'version = {other}\n[plugins."{names[other]}".containerd.runtimes.other]\n{RUNC}')
     real.write(
-        "config.toml", f'version = 3\nimports = ["{real.path}/a.toml"]\n[plugins."{V3}"]\nenable_selinux = true\n'
+        "config.toml",
+        f'version = {main}\nimports = ["{real.path}/a.toml"]\n[plugins."{names[main]}"]\nenable_selinux = true\n',
     )
-    real.write("a.toml", IMPORTED)
+    if real.engine < (2,) and (main, other) != (3, 2):
+        with pytest.raises((GpuhookError, AssertionError)):
+            dump(real.program, real.config)
+            real.loaded()
+        return
     truth = dump(real.program, real.config)
     assert set(real.loaded().runtimes()) == set(runtimes(truth))
-    assert real.loaded().cri()["enable_selinux"] is truth["enable_selinux"]
+    assert real.loaded().cri().get("enable_selinux", False) is truth["enable_selinux"]
 
 
 def test_r138_doctor_asks_containerd_itself(real: Real) -> None:

@@ -8,7 +8,7 @@ Facts, each seen in the output of `containerd config dump` of 1.6.20, 1.7.24 and
 - An import replaces the whole table of each plugin that it mentions; since 2.0 tables are merged key by key.
 - The last `version` that is written wins. No `version`, or 0, is version 1; no file at all is the newest version.
 - 1.x: a `runtimes` table that has any entry has no `runc` of its own any more. 2.x keeps its default `runc`.
-- 2.x moves the CRI settings of a version 2 file, and does not read `plugins.cri` of a version 1 file.
+- 2.x moves the CRI settings of version 2, and not those of version 1: `plugins.cri` counts beside a file of version 2.
 """
 
 import re
@@ -22,7 +22,7 @@ from gpuhook.engines.host import Host
 from gpuhook.errors import GpuhookError, shown
 
 V1, V2, V3 = "cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"
-NEWEST = 4  # version 4, of containerd 2.3, moves the server's settings alone
+NEWEST = 4  # version 4, of the newest 2.x, moves settings of the server; those of the CRI plugin stay
 RUNC_V2 = "io.containerd.runc.v2"
 LINUX_V1 = "io.containerd.runtime.v1.linux"
 _MOST_FILES = 256
@@ -95,7 +95,8 @@ class Loaded:
         """The CRI plugin's table, all files merged."""
         plugins: Table = {}
         for file in self.files:
-            for name, value in file.plugins.items():
+            for key, value in file.plugins.items():
+                name = V2 if self.deep and key == V1 and file.version < 2 else key
                 if self.deep and isinstance(value, dict):
                     plugins[name] = merged(table(plugins, name), value)
                 else:
@@ -118,11 +119,6 @@ class Loaded:
                 if has(file.plugins, name, *path):
                     return file
         return None
-
-    def before(self, path: str) -> "Loaded":
-        """The same as it is when the file `path` is merged: without that and what comes after it."""
-        paths = [file.path for file in self.files]
-        return Loaded(self.path, self.files[: paths.index(path)] if path in paths else self.files, self.engine)
 
 
 def table(tree: Mapping[str, Any], key: str) -> Table:
@@ -214,6 +210,14 @@ def load(host: Host, path: str, engine: tuple[int, ...], instead: Mapping[str, s
             there = {*host.glob(pattern), *(name for name in new if matches(pattern, name))}
             pending += sorted(there) if "*" in pattern else [pattern]
     loaded = Loaded(path, tuple(files.values()), engine)
+    if engine and engine < (2,) and loaded.version >= 3:
+        versioned = next(file for file in reversed(loaded.files) if file.version)
+        raise GpuhookError(
+            "engine-config-invalid",
+            f"{versioned.line_of('version')}: version {loaded.version} is for containerd 2.0 and newer, and this is "
+            f"{'.'.join(map(str, engine))}: it does not start, or takes no account of the tables",
+            "write version = 2 and the tables' names of version 2, or update containerd",
+        )
     problems += _mixtures(loaded)
     return Loaded(path, loaded.files, engine, tuple(problems))
 
@@ -302,9 +306,9 @@ def _misplaced(loaded: Loaded, file: File, version: int, name: str) -> Iterator[
             f"{where} belongs into a file of version 1, and this is version {version}: containerd 1.x would not start",
             f'rename it to plugins."{V2}", or remove it',
         )
-    if name == V1 and version >= 2:
+    if name == V1 and file.version >= 2:
         yield f"{where} belongs into a file of version 1, and containerd 2.x takes no account of it"
-    elif name == V1 and loaded.deep:
+    elif name == V1 and loaded.deep and loaded.version < 2:
         yield f"{where} is not read by containerd 2.x: `containerd config migrate` makes a new file of this"
     elif name == V2 and version == 1:
         yield f"{where} belongs into a file of version 2, and is ignored without one: write version = 2 on top"

@@ -49,20 +49,21 @@ def drop_in(host: Host, loaded: Loaded, options: Options, path: str) -> tuple[tu
         texts[loaded.path], _ = tomltext.apply(loaded.path, loaded.main.text if loaded.main else "", steps)
         edits.append(FileEdit(loaded.path, "toml", steps))
         notes.append(f"{loaded.path} does not import {path} yet: {shown(pattern)[1:-1]} is added to its imports")
-    seen = containerdconfig.load(host, loaded.path, loaded.engine, texts).before(path)
+    seen = containerdconfig.load(host, loaded.path, loaded.engine, texts)
     version = loaded.version if loaded.fresh else seen.files[0].version
     tree: Table = {"version": version} if version else {}
     copied = not loaded.deep and bool(seen.cri())
-    sources = ", ".join(file.path for file in seen.files if seen.plugin in file.plugins)
+    copy = seen.source()
+    source = copy.path if copied and copy else ""
     if copied:
         tree["plugins"] = {seen.plugin: seen.cri()}
-    text, _ = tomltext.apply(path, _head(seen, sources if copied else "") + tomlkit.dumps(tree), _steps(seen, options))
+    text, _ = tomltext.apply(path, _head(seen, source) + tomlkit.dumps(tree), _steps(seen, options))
     edits.append(FileEdit(path, "whole", text=text, mode=_mode(host, seen) if copied else 0o644))
     _prove(containerdconfig.load(host, loaded.path, loaded.engine, {**texts, path: text}), options, path)
     if copied:
         notes.append(
             f"containerd 1.x takes a plugin's table from the last file that has it: {path} begins with a copy of "
-            f'plugins."{seen.plugin}" of {sources}; later edits there have no effect until this is run again'
+            f'plugins."{seen.plugin}" of {source}; later edits there have no effect until this is run again'
         )
     return tuple(edits), notes
 
@@ -122,11 +123,11 @@ def _prove(after: Loaded, options: Options, path: str) -> None:
     )
 
 
-def _head(seen: Loaded, sources: str) -> str:
+def _head(seen: Loaded, source: str) -> str:
     text = f"{MARK}; `gpuhook configure containerd` writes it anew.\n"
-    if sources:
+    if source:
         text += (
             f'# containerd 1.x takes the whole of plugins."{seen.plugin}" from the last file that has it, so\n'
-            f"# this begins with a copy of {sources}. An edit there has no effect before this is written anew.\n"
+            f"# this begins with a copy of {source}. An edit there has no effect before this is written anew.\n"
         )
     return text
