@@ -40,6 +40,10 @@ def main(argv: list[str], prefix: str) -> int:
             from gpuhook import checkpoint  # noqa: PLC0415 - nobody else pays for it
 
             checkpoint.refuse_gpus(command, settings, config.paths(prefix).state)
+        elif command.verb == "update" and dialect(runtime) == "crun":
+            from gpuhook import limits  # noqa: PLC0415 - nobody else pays for it
+
+            argv = limits.keep_devices(command, argv, config.paths(prefix).state)
         _become(runtime, argv)
     except GpuhookError as error:
         return report(error, command, log)

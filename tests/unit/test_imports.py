@@ -216,7 +216,7 @@ LAYERS = (
     ("cli",),
     ("engines",),
     ("shim", "hook", "hookonly"),
-    ("checkpoint", "enter", "grant"),
+    ("checkpoint", "limits", "enter", "grant"),
     ("apply",),
     ("driverproc", "sources", "oldkernel", "containers", "cgroup"),
     ("image", "driver", "oci", "config", "configfile", "configtrust", "fastpath", "log", "ldconf", "state", "cmdline"),

@@ -108,6 +108,7 @@ COMMANDS = {
     "checkpoint": (["--root", "/r", "checkpoint", "--image-path", "/i", "box"], True),
     "restore": (["--log=/l", "restore", "--bundle", "../quiet", "box"], True),
     "container called restore": (["kill", "restore"], False),
+    "update by runc": (["--root", "/r", "update", "--resources", "-", "box"], False),
     "value that is the verb": (["--root", "create", "create", "--bundle", "../quiet", "box"], False),
     "log called create, asks": (["--log", "create", "create", "box"], True),
     "two bundles": (["create", "--bundle", "../quiet", "--bundle", "../quiet", "box"], True),
@@ -136,6 +137,16 @@ def test_only_a_doubt_goes_to_python(tree: Tree, shell: list[str], arguments: li
     assert out == (
         ["python", str(tree.path), *"\n".join(arguments).splitlines()] if doubt else ["runc", str(tree.low), *given]
     )
+
+
+def test_an_update_by_crun_goes_to_python_for_a_container_with_gpus(tree: Tree, shell: list[str]) -> None:
+    """crun would take the devices from it; gpuhook keeps a file of each such container."""
+    tree.low.rename(tree.low.with_name("crun"))
+    tree.compile(Config(low_level=("crun",)))
+    (tree.path / "run/gpuhook/containers").mkdir()
+    (tree.path / "run/gpuhook/containers/box.json").touch()
+    for words, first in (("-- box", "python"), ("box", "python"), ("other", "runc"), ("../box", "runc")):
+        assert tree.call(shell, "--root", "/r", "update", "--resources", "-", *words.split())[0] == first, words
 
 
 SPECS = {
