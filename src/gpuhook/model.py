@@ -79,7 +79,7 @@ class Mig:
 
     `index` is NVML's, the second number of `0:1`. `uuid` is as NVML says it: `MIG-<uuid>`, of drivers before 470
     `MIG-GPU-<uuid>/<gi>/<ci>`. `gi_minor` and `ci_minor` are the N of their nodes nvidia-capN, -1 where the kernel
-    tells none.
+    tells none. `gfx` says that its profile has graphics (`1g.24gb+gfx`).
     """
 
     index: int
@@ -88,6 +88,7 @@ class Mig:
     ci: int
     gi_minor: int = -1
     ci_minor: int = -1
+    gfx: bool = False
 
 
 @value
@@ -129,9 +130,12 @@ class DriverFile:
 
     `path` is absolute below the driver root and free of symbolic links. `kind` is `library`, `binary`, `firmware`, or
     `data` for what programs look for at a fixed place: `target`, absolute in the container, empty for the other kinds.
-    `capability` is a word of NVIDIA_DRIVER_CAPABILITIES, or `*` where every container that has a driver gets it.
+    `capability` is a word of NVIDIA_DRIVER_CAPABILITIES, two with `+` between where each of them brings the file, or
+    `*` where every container that has a driver gets it.
     `name` is the file name inside the container. `links` are further names in the same directory that lead to it: the
-    ELF soname first, development links after it. `bits` is 64 or 32 for a library, else 0.
+    ELF soname first, development links after it. `bits` is 64 or 32 for a library, else 0, but 32 for data that is for
+    32-bit programs alone. `text` is what the container gets in place of the file's own content, where that names places
+    of this host; else it is empty and the file itself is mounted.
     """
 
     path: str
@@ -143,6 +147,7 @@ class DriverFile:
     links: tuple[str, ...] = ()
     bits: int = 0
     target: str = ""
+    text: str = ""
 
 
 @value
@@ -268,11 +273,26 @@ class Bind:
 
 @value
 class Link:
-    """Make `target` a symbolic link with the text `text`; what stood there as a link or is our own is replaced."""
+    """Make `target` a symbolic link with the text `text`; what stood there as a link or is our own is replaced.
+
+    An optional one that cannot be made is left out with a warning.
+    """
 
     target: str
     text: str
     reason: str = ""
+    optional: bool = False
+
+
+@value
+class Write:
+    """Make `target` a small file with this text, in the place of what was there; left out with a warning if it can't
+    be made."""
+
+    target: str
+    text: str
+    reason: str = ""
+    optional: bool = True
 
 
 @value
@@ -288,5 +308,5 @@ class LoaderCache:
 class Plan:
     """All that the hook will do to one container, in order."""
 
-    steps: tuple["Bind | Link | LoaderCache", ...]
+    steps: tuple["Bind | Link | Write | LoaderCache", ...]
     warnings: tuple[str, ...] = ()

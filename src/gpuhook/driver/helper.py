@@ -190,7 +190,7 @@ def ask_gpu(nvml: "Any", index: int) -> "dict[str, Any]":
 
 
 def ask_migs(nvml: "Any", gpu: "Any") -> "list[list[Any]]":
-    """The MIG devices of a GPU that is divided: index, UUID, GPU instance, compute instance."""
+    """The MIG devices of a GPU that is divided: index, UUID, GPU instance, compute instance, whether it has graphics."""
     found = []
     for index in range(min(nvml.nvmlDeviceGetMaxMigDeviceCount(gpu), 64)):
         try:
@@ -200,8 +200,17 @@ def ask_migs(nvml: "Any", gpu: "Any") -> "list[list[Any]]":
                 continue  # a place without a device
             raise
         ids = nvml.nvmlDeviceGetGpuInstanceId(mig), nvml.nvmlDeviceGetComputeInstanceId(mig)
-        found.append([index, nvml.nvmlDeviceGetUUID(mig), *ids])
+        found.append([index, nvml.nvmlDeviceGetUUID(mig), *ids, has_graphics(nvml, mig)])
     return found
+
+
+def has_graphics(nvml: "Any", mig: "Any") -> bool:
+    """Whether a MIG device's profile has graphics: its name ends with the profile, `... MIG 1g.24gb+gfx`."""
+    try:
+        name = nvml.nvmlDeviceGetName(mig)
+    except nvml.NVMLError:
+        return False
+    return "gfx" in (text_of(name) if isinstance(name, bytes) else name).rpartition(" ")[2].split("+")[1:]
 
 
 def bus_id(pci: "Any") -> str:

@@ -306,8 +306,9 @@ def _gpu(row: dict[str, Any]) -> Gpu:
     )
 
 
-def _mig(index: object, uuid: object, gi: object, ci: object) -> Mig:
-    return Mig(_number(index, 0, 63), _clean(uuid), _number(gi, 0, 4095), _number(ci, 0, 4095))
+def _mig(index: object, uuid: object, gi: object, ci: object, gfx: object) -> Mig:
+    ids = _number(index, 0, 63), _clean(uuid), _number(gi, 0, 4095), _number(ci, 0, 4095)
+    return Mig(*ids, gfx=gfx is True)
 
 
 def _number(item: object, low: int, high: int) -> int:

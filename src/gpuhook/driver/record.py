@@ -112,7 +112,7 @@ def encode(stored: Stored) -> bytes:
                 list(gpu.arch),
                 gpu.error,
                 gpu.mig,
-                [[mig.index, mig.uuid, mig.gi, mig.ci, mig.gi_minor, mig.ci_minor] for mig in gpu.migs],
+                [[mig.index, mig.uuid, mig.gi, mig.ci, mig.gi_minor, mig.ci_minor, mig.gfx] for mig in gpu.migs],
             ]
             for gpu in record.gpus
         ]
@@ -127,6 +127,7 @@ def encode(stored: Stored) -> bytes:
                 list(file.links),
                 file.bits,
                 file.target,
+                file.text,
             ]
             for file in record.files
         ]
@@ -197,12 +198,12 @@ def _gpu(row: "list[Any]") -> Gpu:
 
 
 def _mig(row: "list[Any]") -> Mig:
-    index, uuid, gi, ci, gi_minor, ci_minor = row
-    return Mig(_int(index), _str(uuid), _int(gi), _int(ci), _int(gi_minor), _int(ci_minor))
+    index, uuid, gi, ci, gi_minor, ci_minor, gfx = row
+    return Mig(_int(index), _str(uuid), _int(gi), _int(ci), _int(gi_minor), _int(ci_minor), gfx is True)
 
 
 def _file(row: "list[Any]") -> DriverFile:
-    path, kind, capability, name, state, soname, links, bits, target = row
+    path, kind, capability, name, state, soname, links, bits, target, text = row
     return DriverFile(
         _str(path),
         _str(kind),
@@ -213,6 +214,7 @@ def _file(row: "list[Any]") -> DriverFile:
         tuple([_str(link) for link in links]),
         _int(bits),
         _str(target),
+        _str(text),
     )
 
 
