@@ -192,4 +192,5 @@ def test_k3s_was_not_restarted_since(machine: Machine) -> None:
     machine.configure(machine.host(None))
     found = one(check(machine, version=None), "runtime")
     assert f"{K3S}/config-v3.toml.tmpl has the runtime gpuhook" in found.message
+    assert one(check(machine, version=None), "configuration").message.startswith("containerd 2.x: ")
     assert "k3s" in found.hint

@@ -29,6 +29,8 @@ def _findings(host: Host, place: Place, others: tuple[Place, ...], options: Opti
         engine = containerdconfig.engine_version(containerdplaces.version_of(host, place))
         loaded = containerdconfig.load(host, place.config, engine)
     version = ".".join(map(str, loaded.engine)) if loaded.engine else "of unknown version"
+    if place.kind in containerdplaces.RANCHER and not containerdplaces.version_of(host, place):
+        version = f"{loaded.engine[0]}.x"  # by the kind of its file
     if loaded.main is None:
         yield Finding("note", "configuration", f"containerd {version}: {place.config} is not there: the defaults count")
     else:
