@@ -4,17 +4,23 @@ containerd`; real containers with the simulated driver.
 tests/long/engines.py runs these tests with newer systems, by a fixture `system` of its own.
 """
 
+import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.engines.archive import GPU
-from tests.engines.configure import configure
-from tests.engines.containerd import Containerd
-from tests.engines.cri import Container
+from tests import bundles
+from tests.conftest import World
+from tests.engines.archive import ALL, GPU, NEWER, PLAIN
+from tests.engines.configure import configure, unconfigure
+from tests.engines.containerd import SPIED, Containerd
+from tests.engines.cri import Container, CriError
+from tests.engines.machine import Machine
 from tests.engines.results import Results
+from tests.images import CHECKOUT
 
 pytestmark = pytest.mark.runc
 
@@ -50,7 +56,7 @@ def each(kinds: tuple[tuple[str, str], ...]) -> pytest.MarkDecorator:
 def forge(node: Path) -> str:
     """Shell that makes a node of a device's number and opens it."""
     device = node.stat().st_rdev
-    return f"mknod /dev/forged c {device >> 8} {device & 0xFF} && opendev /dev/forged"
+    return f"mknod /dev/forged c {os.major(device)} {os.minor(device)} && opendev /dev/forged"
 
 
 @each(KINDS)
@@ -68,9 +74,251 @@ def test_a_gpu_by_ctr(containerd: Containerd, results: Results, sim_driver: Path
 
 
 @each(KINDS)
-def test_a_gpu_by_the_cri(containerd: Containerd, results: Results) -> None:
-    """A pod with the runtime handler that `configure` made."""
+def test_a_gpu_by_the_cri(containerd: Containerd, results: Results, sim_driver: Path) -> None:
+    """A pod with the runtime handler that `configure` made; two containers in it, one of them asks for one GPU."""
+    script = f"exec 2>&1; opendev {LIBCUDA} /dev/nvidia1; ls -d /dev/nvidia0; {forge(sim_driver / 'dev/nvidia0')}"
     with containerd.cri.pod("gpuhook") as pod:
         assert pod.run(Container(GPU, SEES)) == (0, SEEN.rstrip())
+        _, one = pod.run(Container(GPU, ("sh", "-c", script), {"NVIDIA_VISIBLE_DEVICES": "1"}))
 
+    assert one.splitlines() == [
+        FOUND.rstrip(),
+        "/dev/nvidia1: ok",
+        "ls: /dev/nvidia0: No such file or directory",
+        "/dev/forged: Operation not permitted",
+    ]
     results.works(containerd, "GPU container by the CRI")
+
+
+@each(KINDS)
+def test_refused(containerd: Containerd, results: Results, golden: Callable[[str, str, Machine], None]) -> None:
+    """A requirement that is not met, as ctr shows it and as kubelet puts it into the pod's events."""
+    version = ".".join(containerd.version.split(".")[:2])
+    done = containerd.run(NEWER, "true")
+    assert done.code == 1
+    golden(f"containerd-{version}-ctr-refused", done.err, containerd.machine)
+
+    with containerd.cri.pod("gpuhook") as pod:
+        made = pod.create(Container(NEWER, ("true",)))
+        with pytest.raises(CriError) as error:
+            containerd.cri.start(made)
+        status = containerd.cri.call("ContainerStatus", container_id=made).status
+    golden(f"containerd-{version}-cri-refused", f"{error.value}\n", containerd.machine)
+    assert (status.reason, status.exit_code) == ("StartError", 128)  # what `kubectl describe pod` has
+    results.works(containerd, "refused requirement shown")
+
+
+@each(KINDS)
+def test_a_life_by_ctr(containerd: Containerd, results: Results) -> None:
+    """The GPUs are there for exec, after a pause, and when the container has a new task."""
+    containerd.detach("life", GPU, "sleep", "600")
+
+    def sees(what: str) -> None:
+        done = containerd("tasks", "exec", "--exec-id=x", "life", *SEES)
+        assert (done.code, done.out) == (0, SEEN), f"after {what}: {done}"
+        results.works(containerd, f"{what} by ctr")
+
+    sees("exec")
+    containerd.check("tasks", "pause", "life")
+    containerd.check("tasks", "resume", "life")
+    sees("pause")
+    containerd.check("tasks", "delete", "--force", "life")
+    containerd.check("tasks", "start", "--detach", "life")
+    sees("restart")
+
+
+@each(KINDS)
+def test_a_life_by_the_cri(containerd: Containerd, results: Results) -> None:
+    """The same as kubelet does it: an update of limits in place, and the next attempt in the pod's sandbox."""
+    cri, wanted = containerd.cri, Container(GPU, ("sleep", "600"))
+
+    def sees(container: str, what: str) -> None:
+        assert cri.execute(container, *SEES) == (0, SEEN), f"after {what}"
+        results.works(containerd, f"{what} by the CRI")
+
+    with cri.pod("gpuhook") as pod:
+        first = pod.create(wanted, "life")
+        cri.start(first)
+        sees(first, "exec")
+        if containerd.machine.layout != "v2":
+            limits = {"cpu_shares": 200, "memory_limit_in_bytes": 100 << 20}
+            cri.call("UpdateContainerResources", container_id=first, linux=limits)
+            sees(first, "update")
+        cri.stop(first)
+        second = pod.create(wanted, "life", 1)
+        cri.start(second)
+        sees(second, "restart")
+
+
+@each(FIRST)
+def test_the_daemon_starts_again(containerd: Containerd, results: Results) -> None:
+    """A pod outlives its containerd, and what it gets later comes from gpuhook too."""
+    cri = containerd.cri
+    with cri.pod("gpuhook") as pod:
+        made = pod.create(Container(GPU, ("sleep", "600")))
+        cri.start(made)
+
+        containerd.restart()
+
+        assert cri.execute(made, *SEES) == (0, SEEN)
+        assert pod.run(Container(GPU, SEES)) == (0, SEEN.rstrip())
+    results.works(containerd, "restart of the daemon")
+
+
+@each(KINDS)
+def test_two_at_once(containerd: Containerd, results: Results) -> None:
+    """With nothing compiled or recorded before, so that both come upon it."""
+    for file in containerd.world.state.glob("*.json"):
+        file.unlink()
+    asked = [
+        containerd.begin_run(GPU, *SEES[:2], node, options=[f"--env=NVIDIA_VISIBLE_DEVICES={number}"])
+        for number, node in ((0, SEES[2]), (1, SEES[3]))
+    ]
+
+    for one, node in zip(asked, SEES[2:], strict=True):
+        with one:
+            done = one.result()
+        assert (done.code, done.out) == (0, f"{FOUND}{node}: ok\n"), done
+    results.works(containerd, "two at once")
+
+
+@each(KINDS)
+def test_asking_for_nothing(containerd: Containerd, results: Results) -> None:
+    """The low-level runtime gets the very files that containerd wrote (bytes, inode, time of change) for a pod's
+    container and its sandbox, whose image says `all`; nothing of a driver is needed for that."""
+    low_level = containerd.world.low_level
+    before = _spy(containerd, SPIED, containerd.world.runtime)
+    after = _spy(containerd, "after", low_level)
+    containerd.world.low_level = str(containerd.folder / "after")
+    containerd.world.use_driver(Path("/nowhere"))
+
+    try:
+        with containerd.cri.pod(SPIED) as pod:
+            found = pod.run(Container(PLAIN, ("sh", "-c", "echo started; ls /dev | grep nvidia")))
+    finally:
+        containerd.world.low_level = low_level
+
+    assert found == (1, "started")
+    assert before.read_text().count("config.json") == 2
+    assert before.read_text() == after.read_text()
+    results.works(containerd, "untouched without a request")
+
+
+def _spy(containerd: Containerd, name: str, following: str | Path) -> Path:
+    """Make FOLDER/NAME a runtime that becomes `following`; the file into which it writes what it saw."""
+    notes = containerd.folder / f"{name}.notes"
+    notes.unlink(missing_ok=True)
+    script = containerd.folder / name
+    script.write_text(f'#!/bin/sh\nexec {CHECKOUT}/tests/engines/spy.sh {notes} {following} "$@"\n')
+    script.chmod(0o755)
+    return notes
+
+
+@each((("runc", "v2"),))
+def test_default_runtime_and_back(containerd: Containerd, results: Results) -> None:
+    """As the default runtime, for pods that name none; then the file is what it was, and so is containerd."""
+    unconfigure(containerd)
+    mine = containerd.config.read_text()
+    assert mine == containerd.own()
+    configure(containerd, "--default-runtime")
+    containerd.restart()
+
+    with containerd.cri.pod() as pod:
+        assert pod.run(Container(GPU, SEES)) == (0, SEEN.rstrip())
+        _, plain = pod.run(Container(PLAIN, ("ls", "/dev")))
+
+    assert "nvidia" not in plain
+    results.works(containerd, "default runtime")
+    unconfigure(containerd)
+    assert containerd.config.read_text() == mine
+    containerd.restart()
+    with containerd.cri.pod() as pod:
+        code, out = pod.run(Container(GPU, ("opendev", LIBCUDA)))
+    assert (code, LIBCUDA in out, "580" in out) == (1, True, False)
+    with pytest.raises(CriError, match='no runtime for "gpuhook" is configured'), containerd.cri.pod("gpuhook"):
+        pass
+    results.works(containerd, "unconfigure")
+
+
+@each((("runc", "v2"),))
+def test_a_drop_in(containerd: Containerd, results: Results) -> None:
+    """containerd 1.x takes the CRI plugin's whole table from the last file that has it, so the drop-in repeats it: the
+    runtimes of the main file still work. Then both files are as they were: the one without it, the other gone."""
+    unconfigure(containerd)
+    mine = containerd.config.read_text()
+    file = containerd.folder / "conf.d/10-gpus.toml"
+    configure(containerd, f"--drop-in={file}")
+    containerd.restart()
+
+    with containerd.cri.pod("gpuhook") as pod:
+        assert pod.run(Container(GPU, SEES)) == (0, SEEN.rstrip())
+    with containerd.cri.pod("runc") as pod:
+        assert pod.run(Container(PLAIN, ("echo", "runc"))) == (0, "runc")
+
+    assert "gpuhook" not in containerd.config.read_text().replace(str(file.parent), "").replace("gpuhook.test", "")
+    unconfigure(containerd)
+    assert containerd.config.read_text() == mine
+    assert not file.exists()
+    results.works(containerd, "drop-in")
+
+
+@each((("runc", "v1"), ("runc", "v2")))
+def test_a_container_in_a_container(
+    containerd: Containerd, results: Results, new_world: Callable[[str], World], folder: Path, sim_driver: Path
+) -> None:
+    """The inner gpuhook's driver is what the outer container was given; Python and runc are the machine's."""
+    world = new_world("inner")
+    world.configure(f'[driver]\nproc-root = "{sim_driver}"\nsys-root = "{sim_driver}"\n')
+    inner = bundles.make(folder / "bundle", env=[ALL], args=list(SEES))
+    shared = [folder.parent, Path("/sys/fs/cgroup"), *_tools(containerd)]
+    mounts = [f"--mount=type=bind,src={path},dst={path},options=rbind:rw" for path in shared]
+    inside = (world.runtime, "--root", folder / "state", "run", "--bundle", inner.path, "inner")
+
+    done = containerd.run(GPU, *inside, options=["--privileged", *mounts])
+
+    assert (done.code, done.out) == (0, SEEN), done
+    results.works(containerd, "GPU container in a GPU container")
+
+
+def _tools(containerd: Containerd) -> list[Path]:
+    """Python and runc of the machine with their libraries, each file at its own place."""
+    find = "import _ctypes, os, shutil; print(shutil.which('runc'), _ctypes.__file__, os.path.dirname(os.__file__))"
+    runc, ctypes, modules = containerd.machine.check("python3", "-c", find).split()
+    linked = containerd.machine.check("ldd", "/usr/bin/python3", runc, ctypes)
+    return sorted(map(Path, {"/usr/bin/python3", runc, modules, *re.findall(r"(/\S+) \(0x", linked)}))
+
+
+@each(FIRST)
+def test_ctr_reads_no_configuration(containerd: Containerd, results: Results) -> None:
+    """`ctr --runtime` takes the name of a shim; a runtime of the CRI plugin's table is none."""
+    done = containerd("run", "--rm", "--runtime=gpuhook", GPU, "named", *SEES)
+
+    assert done.code == 1
+    assert "invalid runtime name gpuhook, correct runtime name should be either format like" in done.err
+    why = "ctr reads no table of runtimes: --runc-binary names gpuhook's instead"
+    results.fails(containerd, "ctr run --runtime gpuhook", why)
+
+
+# What the machine or the versions do not let work, whatever gpuhook does: the exact words.
+MEMLOCK = "OCI runtime create failed: setrlimit (RLIM_MEMLOCK): Operation not permitted: unknown"
+
+
+@pytest.mark.parametrize(
+    ("containerd", "words", "why"),
+    [
+        (
+            ("crun", "v2"),
+            MEMLOCK,
+            "crun 1.8.1 raises RLIMIT_MEMLOCK on cgroup v2, for which root needs CAP_SYS_RESOURCE",
+        )
+    ],
+    ids=["crun v2"],
+    indirect=["containerd"],
+)
+def test_what_crun_refuses(containerd: Containerd, results: Results, words: str, why: str) -> None:
+    """With gpuhook in the same words as without it."""
+    done = containerd.run(GPU, *SEES)
+
+    assert done.code == 1, done
+    assert words in done.err
+    results.fails(containerd, "GPU container by ctr", why)
