@@ -17,7 +17,7 @@ from gpuhook.sim.libraries import LIBRARIES, Library
 from gpuhook.sim.options import check
 
 V = "580.95.05"
-LIB = sim.LAYOUTS["debian"].libraries
+LIB = sim.LAYOUTS["ubuntu"].libraries
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,7 @@ def test_loader_cache_lists_the_sonames(tree: Path) -> None:
 def test_own_loader_cache_equals_ldconfigs(tree: Path, tmp_path: Path) -> None:
     """Where there is no ldconfig we write the cache: the same names in the same order."""
     ours = tmp_path / "ld.so.cache"
-    ours.write_bytes(cache.compose(LIB, LIBRARIES, V))
+    ours.write_bytes(cache.compose(LIB, cache.names(LIBRARIES, V)))
     assert printed(ours) == printed(tree / "etc/ld.so.cache")
 
 
@@ -232,7 +232,7 @@ BASE = sim.SimOptions()
         (replace(BASE, model=""), "--model ''"),
         (replace(BASE, model="a\nfault = crash"), "--model"),
         (replace(BASE, arch="9"), "--arch '9'"),
-        (replace(BASE, layout="nixos"), "--layout 'nixos'"),
+        (replace(BASE, layout="plan9"), "--layout 'plan9'"),
         (replace(BASE, faults=("gone",)), "--fault 'gone'"),
         (replace(BASE, faults=("gpu-lost",)), "--fault 'gpu-lost'"),
         (replace(BASE, faults=("gpu-lost=2",)), "--fault 'gpu-lost=2'"),

@@ -102,7 +102,7 @@ def test_list_layouts_is_a_table() -> None:
     """A row for each layout with its library directory."""
     done = CliRunner().invoke(sim, ["list-layouts"], catch_exceptions=False)
     rows = [line.split()[:2] for line in done.output.splitlines()[1:]]
-    assert rows == [[name, "/" + layout.libraries] for name, layout in simulator.LAYOUTS.items()]
+    assert rows == [[name, "/" + layout.at(layout.libraries, "VERSION")] for name, layout in simulator.LAYOUTS.items()]
 
 
 def test_mig_divides_and_makes_whole(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from gpuhook.errors import GpuhookError
 from gpuhook.sim.options import check
 
 V = "580.95.05"
-LIB = sim.LAYOUTS["debian"].libraries
+LIB = sim.LAYOUTS["ubuntu"].libraries
 
 # Prints what NVML said as JSON, or the number of the error that stopped it.
 READER = """

@@ -50,11 +50,12 @@ def create(directory: Path, faults: tuple[str, ...], **options: Any) -> None:
     """Make DIR, which must not exist or be empty, the root of a host with a simulated driver."""
     wanted = simulator.SimOptions(**options, faults=faults)
     simulator.create(directory, wanted)
-    root = json.dumps(str(directory.resolve()), ensure_ascii=False)  # a TOML string, too
+    roots = dict.fromkeys(("driver-root", "dev-root", "proc-root", "sys-root"), directory.resolve())
+    roots["driver-root"] /= simulator.LAYOUTS[wanted.layout].root
     click.echo(f"made driver {wanted.driver} (CUDA {wanted.cuda}) with {wanted.gpus} x {wanted.model} in {directory}\n")
     click.echo("[driver]")
-    for key in ("driver-root", "dev-root", "proc-root", "sys-root"):
-        click.echo(f"{key} = {root}")
+    for key, root in roots.items():
+        click.echo(f"{key} = {json.dumps(str(root), ensure_ascii=False)}")  # a TOML string is written alike
     click.echo("\nnext: put these lines into runtime.toml (gpuhook config path says where it is), then: gpuhook info")
 
 
@@ -97,7 +98,9 @@ def mig(directory: Path, mig: tuple[str, ...]) -> None:
 def list_layouts() -> None:
     """Say which layouts there are and where their libraries lie."""
     rows = [("LAYOUT", "LIBRARIES", "AS ON")]
-    rows += [(name, "/" + layout.libraries, layout.text) for name, layout in simulator.LAYOUTS.items()]
+    rows += [
+        (name, "/" + layout.at(layout.libraries, "VERSION"), layout.text) for name, layout in simulator.LAYOUTS.items()
+    ]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     for row in rows:
         click.echo("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())

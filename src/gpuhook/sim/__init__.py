@@ -4,7 +4,7 @@ For people without a GPU, and the ground of all tests. `create` writes files; no
 tests) knows that a driver is simulated: gpuhook is pointed at the directory by its four driver roots.
 """
 
-from gpuhook.sim.libraries import LAYOUTS, Layout
+from gpuhook.sim.layouts import LAYOUTS, Layout
 from gpuhook.sim.options import BRANDS, FAULTS, SimOptions
 from gpuhook.sim.tree import create, init_count, set_fault, set_mig
 

@@ -49,15 +49,15 @@ def compiler() -> list[str]:
     )
 
 
-def build(root: Path, directory: str, libraries: Iterable[Library], state: State) -> None:
-    """Write the libraries into `directory` below `root` and the programs into usr/bin.
+def build(root: Path, directory: str, binaries: str, libraries: Iterable[Library], state: State) -> None:
+    """Write the libraries into `directory` and the programs into `binaries`, both below `root`.
 
     libnvidia-ml answers as `state` where no nvml.conf is near. Raises sim-compiler-missing and sim-failed.
     """
     job = _Build(compiler(), root / "build", root / directory, tuple(libraries), state.driver)
     job.work.mkdir()
     job.write_headers(state)
-    (root / "usr/bin").mkdir(parents=True, exist_ok=True)
+    (root / binaries).mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
         _all(pool.map(job.compile, ("library", "cuda", "nvml", "nvml_state", "smi", "program")))
         ready: set[str] = set()
@@ -65,7 +65,7 @@ def build(root: Path, directory: str, libraries: Iterable[Library], state: State
             now = [library for library in missing if ready.issuperset(library.needed)]
             _all(pool.map(job.link, now))
             ready.update(library.name for library in now)
-        _all(pool.map(job.link_program, [root / "usr/bin" / name for name in ("nvidia-smi", *PROGRAMS)]))
+        _all(pool.map(job.link_program, [root / binaries / name for name in ("nvidia-smi", *PROGRAMS)]))
     shutil.rmtree(job.work)
 
 

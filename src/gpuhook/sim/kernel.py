@@ -63,6 +63,11 @@ def write_module(root: Path, state: State, major: int) -> None:
     _write(root / "proc/devices", "\n".join(lines))
 
 
+def write_firmware_path(root: Path, path: str) -> None:
+    """Write where the kernel looks for firmware first (its parameter firmware_class.path)."""
+    _write(root / "sys/module/firmware_class/parameters/path", f"{path}\n")
+
+
 def write_boot(root: Path) -> None:
     """Write what is new at each boot."""
     _write(root / "proc/sys/kernel/random/boot_id", f"{uuid.uuid4()}\n")

@@ -1,10 +1,9 @@
-"""Which libraries a driver has, and where distributions put them.
+"""Which libraries a driver has.
 
 Sonames and what the libraries need of each other were read from driver 550.163.01 as Debian packages it; development
 links are those that NVIDIA's installer makes. Of the host's libraries they need only the C library.
 """
 
-import platform
 from dataclasses import dataclass
 
 
@@ -32,26 +31,6 @@ class Library:
         name = self.name.rpartition("/")[2]
         return f"{name}.so.{self.soname or self.version or driver}"
 
-
-@dataclass(frozen=True)
-class Layout:
-    """Where a distribution puts the libraries: `libraries` below the root, `conf` the text of /etc/ld.so.conf."""
-
-    libraries: str
-    conf: str
-    text: str
-
-
-_TRIPLET = f"{platform.machine()}-linux-gnu"
-
-LAYOUTS = {
-    "debian": Layout(
-        f"usr/lib/{_TRIPLET}",
-        f"/usr/local/lib/{_TRIPLET}\n/lib/{_TRIPLET}\n/usr/lib/{_TRIPLET}\n",
-        "Debian, Ubuntu",
-    ),
-    "fedora": Layout("usr/lib64", "/lib64\n/usr/lib64\n", "Fedora, RHEL and its kin, SUSE"),
-}
 
 LIBRARIES = (
     Library("libcuda", "1", dev=True),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpuhook.errors import GpuhookError
-from gpuhook.sim.libraries import LAYOUTS
+from gpuhook.sim.layouts import LAYOUTS
 
 # NVML's brand numbers are the places in this list (nvml.h, nvmlBrandType_t); the words are the requirement language's.
 BRANDS = (
@@ -94,7 +94,7 @@ class SimOptions:
     brand: str = "tesla"
     model: str = "NVIDIA H100 80GB HBM3"
     arch: str = "9.0"
-    layout: str = "debian"
+    layout: str = "ubuntu"
     faults: tuple[str, ...] = ()
     memory: int = 81559
     brands: tuple[str, ...] = ()

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from gpuhook.errors import GpuhookError
 from gpuhook.sim import build, cache, kernel, state
-from gpuhook.sim.libraries import LAYOUTS, LIBRARIES, Library
+from gpuhook.sim.layouts import LAYOUTS, Layout, Link
+from gpuhook.sim.libraries import LIBRARIES, PROGRAMS, Library
 from gpuhook.sim.options import SimOptions, check, check_faults, check_mig
 from gpuhook.sim.state import State
 
@@ -73,9 +74,8 @@ def _change(directory: Path, new: State, *, nodes: bool) -> None:
         temporary.rename(directory / state.CONF)
         # as an installation does: what was known of this driver counts no longer (times of the libraries are in the
         # key of gpuhook's record), so the next start asks NVML anew
-        for folder in {layout.libraries for layout in LAYOUTS.values()}:
-            for file in (directory / folder).glob("libnvidia-ml.so.*"):
-                os.utime(file, follow_symlinks=False)
+        for file in directory.rglob("libnvidia-ml.so.*"):
+            os.utime(file, follow_symlinks=False)
     except OSError as error:
         raise _failed(f"changing the simulated driver in {directory}", directory, error) from None
 
@@ -126,30 +126,75 @@ def _check_target(directory: Path) -> None:
 def _fill(root: Path, options: SimOptions, now: State) -> None:
     layout = LAYOUTS[options.layout]
     libraries = (*LIBRARIES, *(Library(name, "1") for name in options.extra_libraries))
-    for name in ("usr/bin", "usr/sbin", "usr/lib", "usr/lib64", "etc", "run", "tmp", "var", "sim", layout.libraries):
-        (root / name).mkdir(parents=True, exist_ok=True)
-    for name in ("bin", "sbin", "lib", "lib64"):
-        (root / name).symlink_to(f"usr/{name}")
+    for name in ("run", "tmp", "var", "sim"):
+        (root / name).mkdir()
     (root / "var/run").symlink_to("../run")
     major = kernel.make_nodes(root, now)  # first: it fails soonest
-    build.build(root, layout.libraries, libraries, now)
-    firmware = root / "usr/lib/firmware/nvidia" / now.driver
+    driver = root / layout.root
+    _skeleton(driver, layout.usr)
+    for version in (layout.second, now.driver):
+        if version:
+            places = (layout.libraries.format(driver=version), layout.binaries.format(driver=version))
+            build.build(driver, *places, libraries, replace(now, driver=version))
+    firmware = driver / layout.firmware.format(driver=now.driver) / "nvidia" / now.driver
     firmware.mkdir(parents=True)
     for name in ("gsp_ga10x.bin", "gsp_tu10x.bin"):
         (firmware / name).write_text(f"{name} {now.driver}, simulated by gpuhook\n")
-    (root / "run/nvidia-persistenced").mkdir()
-    os.mknod(root / "run/nvidia-persistenced/socket", stat.S_IFSOCK | 0o666)
-    (root / "tmp/nvidia-mps").mkdir()
+    for link in layout.links:
+        _link(driver, layout, link, now.driver)
+    socket = driver / "run/nvidia-persistenced/socket"
+    socket.parent.mkdir(parents=True)
+    os.mknod(socket, stat.S_IFSOCK | 0o666)
+    (driver / "tmp/nvidia-mps").mkdir(parents=True)
     kernel.write_module(root, now, major)
     kernel.write_boot(root)
+    if layout.kernel_path:
+        kernel.write_firmware_path(root, layout.kernel_path)
     (root / state.CONF).write_text(state.text(now))
     (root / state.COUNT).touch()
-    cache.write(root, layout, libraries, now.driver)
+    cache.write(driver, layout, libraries, now.driver)
     _settle(root)
-    (root / "tmp").chmod(0o1777)
+    for place in {root, driver}:
+        (place / "tmp").chmod(0o1777)
+    if (driver / "nix/store").is_dir():
+        (driver / "nix/store").chmod(0o1775)  # its builders add to it, and cannot touch what is root's
     # NVML's callers count here as whoever they are: the helper is nobody
     (root / state.COUNT).chmod(0o666)
-    (root / "run/nvidia-persistenced/socket").chmod(0o666)
+    socket.chmod(0o666)
+
+
+def _skeleton(root: Path, usr: str) -> None:
+    """The directories of any host, and how / and /usr go together: see Layout.usr."""
+    for name in ("usr/bin", "etc", "var"):
+        (root / name).mkdir(parents=True, exist_ok=True)
+    if usr == "none":
+        return
+    (root / "usr/lib").mkdir()
+    for name, same in (("sbin", "bin"), ("lib64", "lib")):
+        if usr == "arch":
+            (root / "usr" / name).symlink_to(same)
+        else:
+            (root / "usr" / name).mkdir()
+    for name in ("bin", "sbin", "lib", "lib64"):
+        if usr == "split":
+            (root / name).mkdir()
+        else:
+            (root / name).symlink_to(f"usr/{name}")
+
+
+def _link(root: Path, layout: Layout, link: Link, driver: str) -> None:
+    at, to = (text.format(driver=driver) for text in (link.at, link.to))
+    folder = root / layout.libraries.format(driver=driver)
+    names = {
+        "": [""],
+        "links": [path.name for path in folder.iterdir() if path.is_symlink()],
+        "names": [path.name for path in folder.iterdir()],
+        "programs": ["nvidia-smi", *PROGRAMS],
+    }
+    for name in names[link.each]:
+        place = root / at.replace("*", name)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.symlink_to(to.replace("*", name))
 
 
 def _settle(root: Path) -> None:
@@ -158,4 +203,4 @@ def _settle(root: Path) -> None:
         Path(path).chmod(0o755)
         for item in (Path(path) / name for name in files):
             if item.is_file() and not item.is_symlink():
-                item.chmod(0o755 if item.parent.name == "bin" else 0o644)
+                item.chmod(0o755 if item.name in ("nvidia-smi", *PROGRAMS) else 0o644)
