@@ -221,6 +221,16 @@ def test_a_template_a_second_time_stays_as_it_is_r139(machine: Machine) -> None:
     assert machine.read(f"{K3S}/config-v3.toml.tmpl") == once
 
 
+def test_a_second_name_in_a_template_joins_the_first(machine: Machine) -> None:
+    """Pods name the first one: it stays, and both are there once however often this is run."""
+    machine.write(f"{K3S}/config.toml", GENERATED3)
+    for name in ("gpuhook", "a.b", "gpuhook"):
+        machine.configure(machine.host(None), Options(runtime_name=name))
+    text = machine.read(f"{K3S}/config-v3.toml.tmpl")
+    assert [text.count(f"runtimes.'{name}']") for name in ("gpuhook", "a.b")] == [1, 1]
+    assert [text.count(f"runtimes.'{name}'.options]") for name in ("gpuhook", "a.b")] == [1, 1]
+
+
 def test_k3s_that_imports_drop_ins_gets_one(machine: Machine) -> None:
     machine.write(f"{K3S}/config.toml", f'imports = ["{K3S}/config-v3.toml.d/*.toml"]\n{GENERATED3}')
     proposal = machine.configure(machine.host(None), Options(default_runtime=True))

@@ -21,6 +21,12 @@ def put(path: str, text: str, block: str) -> str:
     return text + gap + new
 
 
+def body(path: str, text: str) -> str:
+    """What stands between the markers, or ``. GpuhookError `engine-config-invalid` where the markers are no pair."""
+    found = _find(path, text)
+    return "" if found is None else "".join(text[found[0] : found[1]].splitlines(keepends=True)[1:-1])
+
+
 def cut(path: str, text: str) -> str:
     """`text` without the block. GpuhookError `engine-config-invalid` where the markers are no pair."""
     found = _find(path, text)

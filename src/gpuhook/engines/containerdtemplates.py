@@ -6,9 +6,11 @@ with `{{ template "base" . }}` since v1.24.17 and its siblings. Newer ones impor
 config.toml.d/*.toml for a template of version 2. `--default-runtime` of k3s refuses a name that is not one of its own.
 """
 
+import re
+
 import tomlkit
 
-from gpuhook.engines import containerdconfig, containerddropin, containerdplaces, containerdruntime
+from gpuhook.engines import block, containerdconfig, containerddropin, containerdplaces, containerdruntime
 from gpuhook.engines.containerdconfig import Loaded, table
 from gpuhook.engines.containerdplaces import Place
 from gpuhook.engines.host import Host
@@ -113,7 +115,19 @@ def _block(loaded: Loaded, place: Place, options: Options, version: int, templat
     lines += [f"  {key} = {_toml(value)}" for key, value in values.items() if key != "SystemdCgroup"]
     lines.append("  SystemdCgroup = {{ .SystemdCgroup }}")  # as the base template gives it to runc
     path, present = template
-    return FileEdit(path, "block", text="\n".join(lines) + "\n", base=BASE if present is None else "")
+    tables = _tables(block.body(path, present or ""))
+    tables[name] = "".join(f"{line}\n" for line in lines)
+    return FileEdit(path, "block", text="".join(tables.values()), base=BASE if present is None else "")
+
+
+def _tables(text: str) -> dict[str, str]:
+    """The tables of our block by the runtime's name: a runtime that was configured before stays, pods name it."""
+    found: dict[str, str] = {}
+    for part in re.split(r"^(?=\[[^\n]*\.runtimes\.'[^']+'\]$)", text.replace("\r\n", "\n"), flags=re.MULTILINE):
+        head = re.match(r"\[[^\n]*\.runtimes\.'([^']+)'\]$", part, re.MULTILINE)
+        if head:
+            found[head[1]] = part
+    return found
 
 
 def _toml(value: object) -> str:
