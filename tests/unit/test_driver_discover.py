@@ -185,7 +185,9 @@ def test_unknown_library_of_the_version_goes_with_everything(host: Host) -> None
 CAPABILITIES = {
     "libnvidia-ml": "utility",
     "libcuda": "compute",
-    "libnvidia-gpucomp": "compute",
+    "libnvidia-gpucomp": "compute+graphics",
+    "libnvidia-allocator": "compute+graphics",
+    "libglxserver_nvidia": "display",
     "libnvidia-encode": "video",
     "libvdpau_nvidia": "video",
     "libGLX_nvidia": "graphics",
@@ -257,7 +259,7 @@ def test_companions(host: Host) -> None:
 
 
 def test_links_that_exist_on_the_host(host: Host) -> None:
-    """The soname always; a development link and an indirect name only where the host has them; no older version's."""
+    """The soname always, and what programs load by (R69); other links where the host has them; no older version's."""
     host.driver("/usr/lib64", names=("libcuda", "libnvidia-ml", "libGLX_nvidia"))
     host.link("/usr/lib64/libcuda.so.1", f"libcuda.so.{V}")
     host.link("/usr/lib64/libcuda.so", "libcuda.so.1")
@@ -266,7 +268,7 @@ def test_links_that_exist_on_the_host(host: Host) -> None:
     host.link("/usr/lib64/libnvidia-ml.so", "libnvidia-ml.so.404")
     found = discover(host.config("/usr/lib64"), V)
     assert one(found, f"libcuda.so.{V}").links == ("libcuda.so.1", "libcuda.so")
-    assert one(found, f"libnvidia-ml.so.{V}").links == ("libnvidia-ml.so.1",)
+    assert one(found, f"libnvidia-ml.so.{V}").links == ("libnvidia-ml.so.1", "libnvidia-ml.so")
     assert one(found, f"libGLX_nvidia.so.{V}").links == ("libGLX_nvidia.so.1", "libGLX_indirect.so.0")
 
 

@@ -14,16 +14,20 @@ from fnmatch import fnmatchcase
 
 from gpuhook import elf, image, ldcache
 from gpuhook.config import Config
-from gpuhook.driver import capabilities
+from gpuhook.driver import capabilities, data, places
 from gpuhook.driver.tree import Place, Tree
 from gpuhook.errors import GpuhookError
 from gpuhook.model import DriverFile, replace
 
-LOADER_CACHE = "/etc/ld.so.cache"
-_CACHE_LIMIT = ldcache.LIMIT_FILE
 _VERSION = re.compile(r"\d{2,4}(?:\.\d{1,4}){1,3}", re.ASCII)
 # Without these nothing can be said or done: that one of them cannot be trusted stops the driver, not only the file.
 _VITAL = ("libcuda", "libnvidia-ml")
+_KINDS = ("library", "binary", "firmware", "data")
+# Where the libraries of 32-bit programs lie, whatever the loader's cache says.
+_NARROW_DIRS = {
+    "x86-64": ("/usr/lib/i386-linux-gnu", "/usr/lib/i386-linux-gnu/nvidia/current", "/usr/lib32", "/usr/lib"),
+    "aarch64": ("/usr/lib/arm-linux-gnueabihf", "/usr/lib/arm-linux-gnueabihf/nvidia/current", "/usr/lib"),
+}
 
 
 @dataclass
@@ -45,7 +49,12 @@ class Found:
     def library(self, stem: str) -> DriverFile | None:
         """The library with this name before `.so`, if it was found."""
         return next(
-            (file for file in self.files if file.kind == "library" and file.name.startswith(stem + ".so.")), None
+            (
+                file
+                for file in self.files
+                if file.kind == "library" and file.bits == 64 and file.name.startswith(stem + ".so.")
+            ),
+            None,
         )
 
 
@@ -65,12 +74,20 @@ def discover(config: Config, version: str) -> Found:
     search = _Search(config, version, tree, found)
     for directory in _directories(config, tree, found):
         search.directory(directory)
+    search.narrow = True
+    for directory in _narrow_directories(tree, found):
+        search.directory(directory)
     search.add_links()
     if version:
-        _binaries(tree, found)
-        _firmware(tree, found, version)
-    found.watch |= tree.passed | {file.path for file in found.files} | {LOADER_CACHE}
-    found.files.sort(key=lambda file: (("library", "binary", "firmware").index(file.kind), file.name))
+        libraries = list(found.files)
+        _binaries(tree, found, data.homes(libraries))
+        _firmware(config, tree, found, version)
+        looked = data.look(tree, version, found.machine, libraries)
+        found.files += looked.files
+        found.watch |= looked.watch
+        found.left_out += looked.left_out
+    found.watch |= tree.passed | {file.path for file in found.files} | {places.LOADER_CACHE}
+    found.files.sort(key=lambda file: (_KINDS.index(file.kind), file.bits == 32, file.target or file.name))
     return found
 
 
@@ -80,13 +97,13 @@ def discover(config: Config, version: str) -> Found:
 def _directories(config: Config, tree: Tree, found: Found) -> list[str]:
     """The directories to look in, free of links and without repeats, in order: the loader's, then the configured."""
     wanted: list[str] = []
-    for path, is_ours in _cached(tree, found.machine):
+    for path, is_ours in places.cached(tree, ldcache.FLAGS.get(found.machine, -1), found.left_out):
         wanted.append(path.rpartition("/")[0] or "/")
         place = tree.find(path) if is_ours else None
         if place is not None:  # an alternatives link: its directory holds more of the driver than the cache names
             wanted.append(place.path.rpartition("/")[0] or "/")
     for pattern in config.library_dirs:
-        wanted += _expand(tree, pattern, found)
+        wanted += places.expand(tree, pattern, found.watch)
     ordered: dict[str, None] = {}
     for path in wanted:
         for name in (path, path.rstrip("/") + "/vdpau"):
@@ -107,6 +124,22 @@ def _directories(config: Config, tree: Tree, found: Found) -> list[str]:
     return found.directories
 
 
+def _narrow_directories(tree: Tree, found: Found) -> list[str]:
+    """The directories to look in for 32-bit libraries alone: their usual ones that are not looked in already."""
+    narrow: dict[str, None] = {}
+    for path in _NARROW_DIRS.get(found.machine, ()):
+        for name in (path, f"{path}/vdpau"):
+            data.watch(tree, name, found.watch)
+            place = tree.find(name)
+            if place is None or not stat.S_ISDIR(place.status.st_mode) or place.path in found.directories:
+                continue
+            if place.untrusted:
+                found.left_out.append((place.path, place.untrusted))
+            else:
+                narrow[place.path] = None
+    return list(narrow)
+
+
 def _refuse_vital_directory(config: Config, tree: Tree, place: Place) -> None:
     """A directory that others can write is passed over, unless the driver itself lies in it: then that is the error."""
     for name in tree.names(place.path):
@@ -114,59 +147,14 @@ def _refuse_vital_directory(config: Config, tree: Tree, place: Place) -> None:
             raise _untrusted(config, f"{place.path.rstrip('/')}/{name}", place.untrusted)
 
 
-def _cached(tree: Tree, machine: str) -> list[tuple[str, bool]]:
-    """The paths in the driver root's loader cache, for this machine, libcuda's and libnvidia-ml's first.
-
-    With each, whether it is likely the driver's. A cache that is missing or broken names nothing: that is no error.
-    """
-    place = tree.find(LOADER_CACHE)
-    flags = ldcache.FLAGS.get(machine)
-    if place is None or place.untrusted or not stat.S_ISREG(place.status.st_mode) or flags is None:
-        return []
-    if place.status.st_size > _CACHE_LIMIT:
-        return []
-    try:
-        with open(tree.host(place.path), "rb") as file:
-            entries = ldcache.parse(file.read(_CACHE_LIMIT))
-    except (OSError, ValueError):
-        return []
-    mine = [entry for entry in entries if entry.flags == flags]
-    mine.sort(key=lambda entry: not entry.name.startswith(("libcuda.so.", "libnvidia-ml.so.")))
-    return [(entry.path, _is_driver_like(entry.name)) for entry in mine]
-
-
-def _is_driver_like(name: str) -> bool:
-    return name.startswith(("libcuda", "libnvidia-", "libnvcuvid", "libnvoptix")) or "_nvidia.so" in name
-
-
-def _expand(tree: Tree, pattern: str, found: Found) -> list[str]:
-    """The directories that a search-list entry names; `*` and `?` match within one component."""
-    if not any(letter in pattern for letter in "*?["):
-        return [pattern]
-    paths = [""]
-    for part in pattern.split("/"):
-        if not part:
-            continue
-        step: list[str] = []
-        for path in paths:
-            if not any(letter in part for letter in "*?["):
-                step.append(f"{path}/{part}")
-                continue
-            place = tree.find(path or "/")
-            if place is None:
-                found.watch.add(path or "/")
-                continue
-            found.watch.add(place.path)
-            step += [f"{path}/{name}" for name in tree.names(place.path) if fnmatchcase(name, part)]
-        paths = step[:64]
-    return paths
-
-
 # --- libraries ----------------------------------------------------------------------------------------------------
 
 
 class _Search:
-    """Looks through directories for libraries of one version; the first of a name stays."""
+    """Looks through directories for libraries of one version; the first of a name stays, of 64 and of 32 bits each.
+
+    With `narrow` only those of 32 bits are taken, and nothing is said of others.
+    """
 
     def __init__(self, config: Config, version: str, tree: Tree, found: Found) -> None:
         self.config = config
@@ -175,6 +163,7 @@ class _Search:
         self.found = found
         self.links: list[tuple[str, str]] = []  # directory, name
         self.taken: dict[str, DriverFile] = {}  # by real path
+        self.narrow = False
 
     def directory(self, directory: str) -> None:
         """Take the driver's libraries of one directory."""
@@ -183,7 +172,7 @@ class _Search:
             if not name.startswith("lib") or ".so" not in name:
                 continue
             match = _VERSION.fullmatch(name.partition(".so.")[2])
-            if match and capabilities.stem(name) in _VITAL:
+            if match and capabilities.stem(name) in _VITAL and not self.narrow:
                 self._note_version(f"{base}/{name}", match.group())
             if self._is_wanted(name):
                 self._take(f"{base}/{name}", name)
@@ -218,35 +207,44 @@ class _Search:
             name = real  # libnvidia-egl-wayland.so.1 is a link to the file that counts
         if any(fnmatchcase(name, pattern) for pattern in self.config.excluded_libraries):
             self._leave(path, "excluded by the configuration")
-        elif any(file.name == name for file in self.taken.values()):
+            return
+        read = self._read(place)
+        bits = read.bits if isinstance(read, elf.Elf) else 64
+        if self.narrow and bits != 32:
+            return
+        if any((file.name, file.bits) == (name, bits) for file in self.taken.values()):
             self._leave(path, "another directory has this name first")
+            return
+        file = self._library(place, name, read)
+        if isinstance(file, str):
+            self._leave(place.path, file)
         else:
-            file = self._library(place, name)
-            if isinstance(file, str):
-                self._leave(place.path, file)
-            else:
-                self.taken[place.path] = file
+            self.taken[place.path] = file
 
-    def _library(self, place: Place, name: str) -> DriverFile | str:
-        """The library at a place, or the reason why it is left out."""
+    def _read(self, place: Place) -> elf.Elf | str:
+        """The file at a place as a shared object, or the reason why it is none."""
         if not stat.S_ISREG(place.status.st_mode):
             return "no regular file"
-        if place.untrusted:
-            if capabilities.stem(name) in _VITAL:
-                raise _untrusted(self.config, place.path, place.untrusted)
-            return place.untrusted
         try:
             descriptor = os.open(self.tree.host(place.path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
             return f"cannot be opened: {error.strerror}"
         try:
-            read = elf.read_fd(descriptor)
+            return elf.read_fd(descriptor) or "no ELF shared object"
         finally:
             os.close(descriptor)
-        if read is None:
-            return "no ELF shared object"
-        if (read.machine, read.bits) != (self.found.machine, 64):
-            return f"for {read.machine}, {read.bits} bits; this host is {self.found.machine}"
+
+    def _library(self, place: Place, name: str, read: elf.Elf | str) -> DriverFile | str:
+        """The library at a place, or the reason why it is left out."""
+        if place.untrusted:
+            if capabilities.stem(name) in _VITAL and not self.narrow:
+                raise _untrusted(self.config, place.path, place.untrusted)
+            return place.untrusted
+        if isinstance(read, str):
+            return read
+        machine = self.found.machine
+        if (read.machine, read.bits) not in ((machine, 64), (data.NARROW.get(machine), 32)):
+            return f"for {read.machine}, {read.bits} bits; this host is {machine}"
         links = (read.soname,) if read.soname and read.soname != name else ()
         capability = capabilities.of_library(name) if self._is_ours(name) else capabilities.EVERY
         return DriverFile(place.path, "library", capability, name, place.id, read.soname, links, read.bits)
@@ -266,7 +264,8 @@ class _Search:
             if file is not None and name not in (file.name, file.soname):
                 more.setdefault(file.path, []).append(name)
         for path, file in self.taken.items():
-            names = sorted(set(more.get(path, ())), key=lambda name: (len(name), name))
+            given = set(capabilities.LINKS.get(capabilities.stem(file.name), ())) - {file.name, file.soname}
+            names = sorted(given.union(more.get(path, ())), key=lambda name: (len(name), name))
             self.found.files.append(replace(file, links=(*file.links, *names)))
 
 
@@ -288,12 +287,14 @@ def _untrusted(config: Config, path: str, reason: str) -> GpuhookError:
 # --- binaries and firmware ----------------------------------------------------------------------------------------
 
 
-def _binaries(tree: Tree, found: Found) -> None:
-    for directory in capabilities.BINARY_DIRS:
+def _binaries(tree: Tree, found: Found, homes: list[str]) -> None:
+    """The programs, those beside the libraries first: another driver's may lie in /usr/bin."""
+    directories = [*(f"{home}/bin" for home in homes), *capabilities.BINARY_DIRS]
+    for directory in directories:
         place = tree.find(directory)
         found.watch.add(directory if place is None else place.path)
     for name, capability in capabilities.BINARIES.items():
-        for directory in capabilities.BINARY_DIRS:
+        for directory in directories:
             place = tree.find(f"{directory}/{name}")
             if place is None or not stat.S_ISREG(place.status.st_mode):
                 continue
@@ -304,10 +305,11 @@ def _binaries(tree: Tree, found: Found) -> None:
             break
 
 
-def _firmware(tree: Tree, found: Found, version: str) -> None:
+def _firmware(config: Config, tree: Tree, found: Found, version: str) -> None:
+    """The GPU's firmware, from where the kernel would load it (firmware_class, its parameter `path` first)."""
     names: set[str] = set()
-    for base in capabilities.FIRMWARE_DIRS:
-        directory = tree.find(f"{base}/nvidia/{version}")
+    for base in (*_custom_firmware(config), *capabilities.FIRMWARE_DIRS):
+        directory = tree.find(f"{base.replace('RELEASE', posix.uname().release)}/nvidia/{version}")
         if directory is None:
             continue
         found.watch.add(directory.path)
@@ -322,3 +324,12 @@ def _firmware(tree: Tree, found: Found, version: str) -> None:
                 continue
             names.add(name)
             found.files.append(DriverFile(place.path, "firmware", capabilities.EVERY, name, place.id))
+
+
+def _custom_firmware(config: Config) -> tuple[str, ...]:
+    try:
+        with open(f"{config.sys_root.rstrip('/')}/sys/module/firmware_class/parameters/path", "rb") as file:
+            path = file.read(4096).decode().strip()
+    except (OSError, UnicodeDecodeError):
+        return ()
+    return (path,) if path.startswith("/") else ()

@@ -190,7 +190,7 @@ def ask_gpu(nvml: "Any", index: int) -> "dict[str, Any]":
 
 
 def ask_migs(nvml: "Any", gpu: "Any") -> "list[list[Any]]":
-    """The MIG devices of a GPU that is divided: index, UUID, GPU instance, compute instance, whether it has graphics."""
+    """The MIG devices of a GPU that is divided: index, UUID, GPU and compute instance, has graphics."""
     found = []
     for index in range(min(nvml.nvmlDeviceGetMaxMigDeviceCount(gpu), 64)):
         try:
