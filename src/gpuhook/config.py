@@ -57,6 +57,11 @@ class Config:
         "/usr/local/lib",
         "/usr/local/nvidia/lib64",
         "/usr/local/nvidia/lib",
+        "/run/opengl-driver/lib",
+        "/usr/local/glibc/usr/lib",
+        "/home/kubernetes/bin/nvidia/lib64",
+        "/opt/nvidia/*/*/usr/lib64",
+        "/cm/local/apps/cuda/libs/current/lib64",
     )
     extra_libraries: tuple[str, ...] = ()
     excluded_libraries: tuple[str, ...] = ()

@@ -37,7 +37,11 @@ class Place:
 
 
 class Tree:
-    """A driver root. `passed` are the directories, below the root and free of links, in which a link was followed."""
+    """A driver root. `passed` is what a link was followed by: a change of one of these paths may lead elsewhere.
+
+    That is the directory of the link, free of links: one for the hundred links of Debian's alternatives. Of a link in /
+    or right below it (/run/opengl-driver) it is the link itself: in /run something changes all the time.
+    """
 
     def __init__(self, root: str) -> None:
         self.root = "" if root == "/" else root.rstrip("/")
@@ -69,7 +73,7 @@ class Tree:
                 links += 1
                 if links > _MAX_LINKS:
                     return None
-                self.passed.add(done or "/")
+                self.passed.add(here if done.count("/") < 2 else done)
                 try:
                     text = os.readlink(self.root + here)
                 except OSError:
