@@ -20,7 +20,7 @@ def test_a_container_with_gpus_is_not_frozen(any_shim: Runtime, new_bundle: NewB
     assert any_shim.create(new_bundle(**GPU), name).code == 0
     try:
         assert any_shim.call("start", name).code == 0
-        done = any_shim.call("checkpoint", "--image-path", "/tmp/nowhere", "--leave-running", name)
+        done = any_shim.call("checkpoint", "--image-path", any_shim.state / "image", "--leave-running", name)
         expected = (
             f"gpuhook: container {name} has GPUs, whose state on the device and whose driver files CRIU can't dump or "
             f"restore [checkpoint-unsupported]{HINT}"
@@ -36,7 +36,7 @@ def test_a_container_with_gpus_is_not_frozen(any_shim: Runtime, new_bundle: NewB
 def test_a_restore_that_asks_is_refused(any_shim: Runtime, new_bundle: NewBundle, form: str) -> None:
     bundle = new_bundle(**GPU)
     words = form.replace("DIR", str(bundle.path)).split()
-    done = any_shim.call("restore", "--image-path", "/tmp/nowhere", *words, "-d", "box", cwd=bundle.path)
+    done = any_shim.call("restore", "--image-path", any_shim.state / "image", *words, "-d", "box", cwd=bundle.path)
     assert (done.code, done.err.split(",")[0]) == (
         REFUSED,
         "gpuhook: the container that is to be restored asks for GPUs",
@@ -52,7 +52,7 @@ def test_without_gpus_it_is_the_runtimes_own_business(any_shim: Runtime, runc: R
         assert runtime.create(bundle, "box").code == 0
         try:
             dumped = runtime.call("checkpoint", "--image-path", str(bundle.path / "image"), "box")
-            restored = runtime.call("restore", "--image-path", "/nowhere", "--bundle", str(bundle.path), "other")
+            restored = runtime.call("restore", "--image-path", bundle.path / "none", "--bundle", bundle.path, "other")
             seen.append([(each.code, each.err.replace(str(runtime.state), "STATE")) for each in (dumped, restored)])
         finally:
             runtime.delete("box")
