@@ -44,6 +44,7 @@ EXIT_CODES = {
     "node-missing": 59,
     "record-unavailable": 60,
     "record-not-written": 61,
+    "driver-architecture": 62,
     # the container's root file system
     "rootfs-unsafe": 70,
     "rootfs-not-writable": 71,

@@ -18,14 +18,21 @@ from gpuhook.driver import capabilities, data, places
 from gpuhook.driver.tree import Place, Tree
 from gpuhook.errors import GpuhookError
 from gpuhook.model import DriverFile, replace
+from gpuhook.version import parse_loose
 
 _VERSION = re.compile(r"\d{2,4}(?:\.\d{1,4}){1,3}", re.ASCII)
 # Without these nothing can be said or done: that one of them cannot be trusted stops the driver, not only the file.
 _VITAL = ("libcuda", "libnvidia-ml")
 _KINDS = ("library", "binary", "firmware", "data")
-# Where the libraries of 32-bit programs lie, whatever the loader's cache says.
+# Where the libraries of 32-bit programs lie, besides the directories that the loader's cache names for them.
 _NARROW_DIRS = {
-    "x86-64": ("/usr/lib/i386-linux-gnu", "/usr/lib/i386-linux-gnu/nvidia/current", "/usr/lib32", "/usr/lib"),
+    "x86-64": (
+        "/usr/lib/i386-linux-gnu",
+        "/usr/lib/i386-linux-gnu/nvidia/current",
+        "/usr/lib32",
+        "/usr/lib",
+        "/run/opengl-driver-32/lib",
+    ),
     "aarch64": ("/usr/lib/arm-linux-gnueabihf", "/usr/lib/arm-linux-gnueabihf/nvidia/current", "/usr/lib"),
 }
 
@@ -36,7 +43,8 @@ class Found:
 
     `watch` are the files and directories whose change makes the result stale, those that are absent too. `directories`
     are those that were looked in; `left_out` says of each file or directory that was passed over why. `versions` are
-    the versions of libcuda and libnvidia-ml that were met.
+    the versions of libcuda and libnvidia-ml that were met, `foreign` the machines for which one of the wanted version
+    is that is of no use here.
     """
 
     machine: str
@@ -45,6 +53,7 @@ class Found:
     directories: list[str] = field(default_factory=list)
     left_out: list[tuple[str, str]] = field(default_factory=list)
     versions: set[str] = field(default_factory=set)
+    foreign: set[str] = field(default_factory=set)
 
     def library(self, stem: str) -> DriverFile | None:
         """The library with this name before `.so`, if it was found."""
@@ -64,12 +73,13 @@ def host_machine() -> str:
     return image.NATIVE.get(machine, machine)
 
 
-def discover(config: Config, version: str) -> Found:
+def discover(config: Config, version: str, machine: str = "") -> Found:
     """The files of driver `version` below the driver root; with version "", which versions are there.
 
-    Raises library-untrusted where libcuda or libnvidia-ml is there but others than root can change it.
+    `machine` is whose libraries are wanted, this host's where it is empty. Raises library-untrusted where libcuda or
+    libnvidia-ml is there but others than root can change it.
     """
-    found = Found(host_machine())
+    found = Found(machine or host_machine())
     tree = Tree(config.driver_root)
     search = _Search(config, version, tree, found)
     for directory in _directories(config, tree, found):
@@ -77,6 +87,7 @@ def discover(config: Config, version: str) -> Found:
     search.narrow = True
     for directory in _narrow_directories(tree, found):
         search.directory(directory)
+    search.drop_leftovers()
     search.add_links()
     if version:
         libraries = list(found.files)
@@ -127,7 +138,10 @@ def _directories(config: Config, tree: Tree, found: Found) -> list[str]:
 def _narrow_directories(tree: Tree, found: Found) -> list[str]:
     """The directories to look in for 32-bit libraries alone: their usual ones that are not looked in already."""
     narrow: dict[str, None] = {}
-    for path in _NARROW_DIRS.get(found.machine, ()):
+    wanted = [path for path, _ in places.cached(tree, places.FLAGS32.get(found.machine, -1), [])]
+    wanted += [place.path for place in map(tree.find, wanted) if place is not None]
+    directories = dict.fromkeys(path.rpartition("/")[0] for path in wanted)
+    for path in (*directories, *_NARROW_DIRS.get(found.machine, ())):
         for name in (path, f"{path}/vdpau"):
             data.watch(tree, name, found.watch)
             place = tree.find(name)
@@ -244,6 +258,8 @@ class _Search:
             return read
         machine = self.found.machine
         if (read.machine, read.bits) not in ((machine, 64), (data.NARROW.get(machine), 32)):
+            if capabilities.stem(name) in _VITAL:
+                self.found.foreign.add(read.machine)
             return f"for {read.machine}, {read.bits} bits; this host is {machine}"
         links = (read.soname,) if read.soname and read.soname != name else ()
         capability = capabilities.of_library(name) if self._is_ours(name) else capabilities.EVERY
@@ -251,6 +267,32 @@ class _Search:
 
     def _leave(self, path: str, reason: str) -> None:
         self.found.left_out.append((path, reason))
+
+    def drop_leftovers(self) -> None:
+        """Of several files with the same soname, as an upgrade may leave companions, keep one.
+
+        The loaded version's own, else the one that the host's loader takes, else the newest.
+        """
+        same: dict[tuple[str, int], list[DriverFile]] = {}
+        for file in self.taken.values():
+            same.setdefault((file.soname or file.name, file.bits), []).append(file)
+        for (soname, _), files in same.items():
+            if len(files) < 2:
+                continue
+            found = [self.tree.find(f"{base}/{name}") for base, name in self.links if name == soname]
+            led = {place.path for place in found if place is not None}
+            best = max(
+                files,
+                key=lambda file: (
+                    bool(self.suffix) and file.name.endswith(self.suffix),
+                    file.path in led,
+                    parse_loose(file.name.partition(".so.")[2]),
+                ),
+            )
+            for file in files:
+                if file is not best:
+                    self._leave(file.path, f"{best.path} has the same soname {soname}")
+                    del self.taken[file.path]
 
     def add_links(self) -> None:
         """Give each library the further names that lead to it on the host, and hand the libraries over."""

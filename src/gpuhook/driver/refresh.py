@@ -260,6 +260,14 @@ def _not_loaded(config: Config, found: Found) -> GpuhookError:
 
 
 def _no_library(config: Config, version: str, found: Found, has_cuda: bool) -> GpuhookError:
+    if found.foreign and not has_cuda:
+        return GpuhookError(
+            "driver-architecture",
+            f"driver {version} is loaded, but its libraries are for {_list(found.foreign)}, and this host is"
+            f" {found.machine}: {_where(config, found)}",
+            f"install the driver for {found.machine}; if it lies elsewhere, name its place in runtime.toml:"
+            " driver-root or library-dirs",
+        )
     if has_cuda or version in found.versions:
         return GpuhookError(
             "library-missing",
