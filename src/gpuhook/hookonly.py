@@ -23,6 +23,7 @@ _CMDLINE_LIMIT = 1 << 20
 def main(argv: list[str], prefix: str) -> int:
     """See whether the container asks for GPUs, decide, and do it. Ends the process (`state.leave`)."""
     name = "-"
+    find_runtime_dir()
     log = Log(config.paths(prefix).log)
     try:
         if argv[1:] in [[word] for word in _AFTER]:
@@ -57,6 +58,20 @@ def main(argv: list[str], prefix: str) -> int:
         return state.leave(0)
     except Exception as error:
         return state.leave(state.report(error, name, log))
+
+
+def find_runtime_dir() -> None:
+    """A hook in a directory of the system's is not told whose rootless engine calls it: state and log go to where
+    systemd keeps that user's files (pam_systemd(8))."""
+    if config.RUNTIME_DIR in posix.environ or config.is_host_root():
+        return
+    uid = posix.geteuid()
+    if uid == 0:  # in a user namespace, whose first line says: from 0, who that is outside, how many
+        try:
+            uid = int(linux.read_file("/proc/self/uid_map", 4096).split()[1])
+        except (OSError, ValueError, IndexError):
+            return  # then there is no such place
+    posix.environ[config.RUNTIME_DIR] = b"/run/user/%d" % uid
 
 
 def find_spec(told: state.State) -> oci.Spec:

@@ -321,6 +321,27 @@ def test_the_hook_alone_refuses(hooked: Podman, results: Results, golden: Callab
     results.works(hooked, "refused requirement shown by hooks.d")
 
 
+@each("podman", (ROOTLESS[0], ROOTLESS[2]))
+def test_the_systems_hook(podman: Podman, results: Results) -> None:
+    """A hooks file that root configured holds for users too; the hook finds where their log is."""
+    machine = podman.machine
+    podman.unconfigure()
+    machine.check(
+        "sh", "-c", 'mkdir -p /run/user && ln -sfn "$1" "$2"', "sh", podman.state.parent, f"/run/user/{podman.user}"
+    )
+    machine.check(podman.world.cli, "configure", "podman", "--hook")
+    low_level = podman.world.low_level
+
+    every = podman.run("--rm", GPU, *SEES, runtime=low_level)
+    refused = podman.run("--rm", NEWER, "true", runtime=low_level)
+
+    machine.check(podman.world.cli, "unconfigure", "podman")
+    assert (every.code, every.out) == (0, SEEN), every
+    assert refused.code == 126, refused
+    assert "[requirement-not-met]" in podman.log.splitlines()[-1]
+    results.works(podman, "GPU container by root's hooks.d")
+
+
 @each("hooked", (ROOTFUL[0], ROOTFUL[1], ROOTFUL[3], ROOTLESS[3]))
 def test_a_life_with_the_hook_alone(hooked: Podman, results: Results) -> None:
     """The rules that the hook added behind the runtime's back last, and are added again at a restart."""

@@ -393,6 +393,8 @@ def test_r97_cgroups(paths: list[str], level: str, text: str, tmp_path: Path) ->
     found = of(hostcheck._cgroups(Host(root=str(tmp_path), uid=0)), "cgroup")
     assert found.level == level
     assert found.message.startswith(text)
+    rootless = of(hostcheck._cgroups(Host(root=str(tmp_path), uid=1000)), "cgroup")
+    assert ("rootless: no device rules" in rootless.message) == (level == "ok")
 
 
 @pytest.mark.parametrize(

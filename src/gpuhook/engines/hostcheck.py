@@ -252,14 +252,14 @@ def policy(settings: Config) -> Iterator[Finding]:
 
 def _cgroups(host: Host) -> Iterator[Finding]:
     systemd = host.exists("/run/systemd/system")
+    rootless = "and rootless: no device rules; the nodes that are mounted are what can be opened"
     if host.exists("/sys/fs/cgroup/cgroup.controllers"):
         text = "version 2: the runtime turns the spec's device rules into a BPF program"
-        if host.uid != 0:
-            text = "version 2, and rootless: no device rules; the nodes that are mounted are what can be opened"
-        yield Finding("ok", "cgroup", text)
+        yield Finding("ok", "cgroup", f"version 2, {rootless}" if host.uid else text)
     elif host.exists("/sys/fs/cgroup/devices"):
         hybrid = " (version 2 beside it, without the controllers)" if host.exists("/sys/fs/cgroup/unified") else ""
-        yield Finding("ok", "cgroup", f"version 1{hybrid}: the runtime writes the spec's rules into the devices group")
+        text = f"version 1{hybrid}: the runtime writes the spec's rules into the devices group"
+        yield Finding("ok", "cgroup", f"version 1{hybrid}, {rootless}" if host.uid else text)
     else:
         text = "neither version 2 nor the devices controller of version 1 is mounted at /sys/fs/cgroup"
         yield Finding("warning", "cgroup", text, "mount cgroups as the engine needs them, or nothing guards devices")
