@@ -7,6 +7,10 @@ the driver version decides. Windows and WSL drivers have other branch numbers in
 
 from gpuhook import version
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpuhook.model import Image
+
 # Driver branch -> the CUDA level it supports, ascending.
 BRANCHES: tuple[tuple[int, tuple[int, int]], ...] = (
     (340, (6, 5)),
@@ -142,3 +146,31 @@ def forward_compat(brand: str) -> bool:
 def compat_is_newer(compat: str, driver: str) -> bool:
     """Whether forward-compatibility libraries of driver version `compat` are of a newer branch than the driver."""
     return version.parse_loose(compat)[:1] > version.parse_loose(driver)[:1]
+
+
+def compat_used(image: "Image", driver: str, level: tuple[int, ...]) -> tuple[bool, str]:
+    """Whether the image's forward-compatibility libraries serve this driver (of this CUDA level), and why or why not.
+
+    CUDA's own rule, as newer libraries carry it in a note: the driver's branch must be one of those that it names, and
+    the libraries newer than the driver; without a list of branches (integrated GPUs) their CUDA level must be higher
+    than the driver's. Libraries without a note must be of a newer branch than the driver.
+    """
+    if not image.compat:
+        return False, ""
+    found = version.parse_loose(image.compat_version)
+    own = version.parse_loose(driver)
+    if image.compat_drivers:
+        listed = own[:1] != () and own[0] in image.compat_drivers
+        named = "their note names driver branch" + ("es " if len(image.compat_drivers) > 1 else " ")
+        named += ", ".join([str(branch) for branch in image.compat_drivers])
+        if not listed:
+            return False, f"{named}, and the driver is {driver}"
+        if version.compare(found, own) > 0:
+            return True, f"{named}, and they are newer than the driver ({driver})"
+        return False, f"they are not newer than the driver ({driver})"
+    if image.compat_cuda:
+        text = f"their note says CUDA {version.text(image.compat_cuda)}, the driver supports {version.text(level)}"
+        return version.compare(image.compat_cuda, level) > 0, text
+    if compat_is_newer(image.compat_version, driver):
+        return True, f"they are of a newer branch than the driver ({driver})"
+    return False, f"they are not newer than the driver ({driver})"

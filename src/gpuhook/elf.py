@@ -1,8 +1,9 @@
-"""Read of an ELF shared object what a loader would: machine and soname; by program headers alone.
+"""Read of an ELF shared object what a loader would: machine and soname, by program headers; and one note of CUDA's.
 
 The file may be an image's, so it is hostile: every offset and count is checked against the file and bounded, and what
-does not add up is no ELF shared object (`None`), never an exception. Sections are not looked at: a loader does not
-look at them either, and a stripped library need not have any. Layout: System V ABI, chapters 4 and 5 (elf.h).
+does not add up is no ELF shared object (`None`), never an exception. Sections are not looked at, but for that note: a
+loader does not look at them either, and a stripped library need not have any. Layout: System V ABI, chapters 4 and 5
+(elf.h).
 
 Hot path.
 """
@@ -15,6 +16,7 @@ from gpuhook.model import value
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Literal
 
     Reader = Callable[[int, int], bytes | None]
 
@@ -28,11 +30,21 @@ _END, _STRTAB, _STRSZ, _SONAME = 0, 5, 10, 14  # d_tag
 _MAX_HEADERS = 256  # a library has about ten program headers
 _MAX_DYNAMIC = 64 * 1024  # and about forty dynamic entries of 16 bytes
 _MAX_NAME = 255  # NAME_MAX of Linux file systems
+_MAX_SECTIONS = 512  # libcuda has about thirty, with names of some hundred bytes
+_MAX_SECTION_NAMES = 64 * 1024
+_MAX_NOTE = 16 * 1024  # the one looked for has some hundred bytes
+_SECTION_NOTE = 7  # sh_type SHT_NOTE
 
 # by class and byte order: header after e_ident, program header, dynamic entry
 _LAYOUTS = {
     (cls, order): (Struct(sign + head), Struct(sign + program), Struct(sign + entry))
     for cls, head, program, entry in ((1, "HHIIIIIHHH", "IIIIIIII", "iI"), (2, "HHIQQQIHHH", "IIQQQQQQ", "qQ"))
+    for order, sign in ((1, "<"), (2, ">"))
+}
+# by class and byte order: what is behind e_phoff in the header up to its end, and a section header
+_SECTION_LAYOUTS = {
+    (cls, order): (Struct(sign + head), at, Struct(sign + section))
+    for cls, head, at, section in ((1, "IIHHHHHH", 32, "IIIIIIIIII"), (2, "QIHHHHHH", 40, "IIQQQQIIQQ"))
     for order, sign in ((1, "<"), (2, ">"))
 }
 
@@ -74,6 +86,58 @@ def read_fd(descriptor: int) -> Elf | None:
         return _read(part, size)
     except OSError:
         return None
+
+
+def note_fd(descriptor: int, section: bytes, owner: bytes) -> bytes | None:
+    """The content of the first note in the section of this name, where `owner` wrote it; None where there is none.
+
+    The parts of a note lie at multiples of the section's alignment; padding at the content's end is left out.
+    """
+
+    def part(offset: int, length: int) -> bytes | None:
+        data = posix.pread(descriptor, length, offset) if 0 <= offset < 1 << 62 else b""
+        return data if len(data) == length else None
+
+    try:
+        return _note(part, section, owner)
+    except OSError:
+        return None
+
+
+def _note(part: "Reader", section: bytes, owner: bytes) -> bytes | None:
+    head = part(0, 64) or part(0, 52)
+    layout = _SECTION_LAYOUTS.get((head[4], head[5])) if head and head[:4] == b"\x7fELF" else None
+    if head is None or layout is None:
+        return None
+    header, at, row = layout
+    if len(head) < at + header.size:
+        return None
+    start, _, _, _, _, each, count, names = header.unpack_from(head, at)
+    if each != row.size or not names < count <= _MAX_SECTIONS:
+        return None
+    table = part(start, each * count)
+    if table is None:
+        return None
+    rows = list(row.iter_unpack(table))
+    where, length = rows[names][4], rows[names][5]
+    strings = part(where, length) if 0 < length <= _MAX_SECTION_NAMES else None
+    if strings is None:
+        return None
+    for name, kind, _, _, where, length, _, _, align, _ in rows:
+        if kind == _SECTION_NOTE and strings[name : name + len(section) + 1] == section + b"\0":
+            data = part(where, length) if length <= _MAX_NOTE else None
+            return None if data is None else _content(data, owner, align, "big" if head[5] == 2 else "little")
+    return None
+
+
+def _content(data: bytes, owner: bytes, align: int, order: "Literal['big', 'little']") -> bytes | None:
+    """The content of the note that `data` begins with."""
+    length, size = int.from_bytes(data[:4], order), int.from_bytes(data[4:8], order)
+    align = align if align in (1, 2, 4, 8, 16) else 4
+    start = 12 + (length + align - 1) // align * align
+    if data[12 : 12 + length].rstrip(b"\0") != owner or start + size > len(data):
+        return None
+    return data[start : start + size].strip(b"\0")
 
 
 def _read(part: "Reader", size: int) -> Elf | None:

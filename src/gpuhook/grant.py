@@ -129,4 +129,4 @@ def compat_version(container: Container, known: Record) -> str | None:
         return ""
     finally:
         posix.close(proc)
-    return found.compat_version if cuda.compat_is_newer(found.compat_version, known.driver) else ""
+    return found.compat_version if cuda.compat_used(found, known.driver, known.cuda)[0] else ""

@@ -8,14 +8,17 @@ Hot path.
 
 import posix
 
-from gpuhook import elf
+from gpuhook import elf, jsonio, version
 from gpuhook.errors import GpuhookError
 from gpuhook.model import DriverFile, Image
 
 COMPAT = "/usr/local/cuda/compat"  # where CUDA images have their forward-compatibility libraries
+_NOTE = (b".note.cuda.fwd_compatibility", b"NVIDIA Corporation")  # section and owner of what their libcuda says
 
 LIMIT_NAMES = 65536  # in a library directory of the image; Arch has 10 000 in one
 LIMIT_COVER = 256  # files of the image that one container may have covered
+LIMIT_LEVEL = 16  # characters of a CUDA level
+LIMIT_BRANCHES = 64  # that a forward-compatibility library names; CUDA 13.1's names six
 LIMIT_HWCAPS = 64  # directories below glibc-hwcaps
 
 TRIPLETS = {"x86-64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}
@@ -30,6 +33,8 @@ _LOADERS = (
     ("aarch64", "glibc", "/lib/aarch64-linux-gnu/ld-linux-aarch64.so.1"),
     ("aarch64", "musl", "/lib/ld-musl-aarch64.so.1"),
 )
+# machine -> that of its 32-bit programs, and Debian's name for that
+_NARROW = {"x86-64": ("i386", "i386-linux-gnu"), "aarch64": ("arm", "arm-linux-gnueabihf")}
 NATIVE = {"x86_64": "x86-64", "aarch64": "aarch64"}  # by uname(2)
 
 TYPE_CHECKING = False
@@ -49,7 +54,13 @@ def look(root: "Root", libraries: tuple[DriverFile, ...], compat: bool) -> Image
     if loader == "musl":
         libdir = "/usr/lib"
     found = _compat(root, machine) if compat and loader == "glibc" else ("", "", ())
-    return Image(loader, machine, libdir, *found, _cover(root, libdir, libraries))
+    level, branches = compat_note(root, f"{found[0]}/libcuda.so.{found[1]}") if found[0] else ((), ())
+    cover, narrow = _cover(root, libdir, tuple([item for item in libraries if item.bits != 32])), ""
+    if any(item.bits == 32 for item in libraries):
+        narrow = _narrow_directory(root, machine, libdir)
+        if narrow:
+            cover += _cover(root, narrow, tuple([item for item in libraries if item.bits == 32]))
+    return Image(loader, machine, libdir, *found, cover, narrow, level, branches)
 
 
 def _native() -> str:
@@ -108,6 +119,21 @@ def _library_directory(root: "Root", machine: str) -> tuple[str, bool]:
     return _plain_directory(root, f"/usr/lib/{multiarch}" if debian else "/usr/lib64"), False
 
 
+def _narrow_directory(root: "Root", machine: str, libdir: str) -> str:
+    """Where the image keeps libraries of 32-bit programs, free of links: with its 32-bit C library, which looks there
+    by itself. Empty where it has none, and so no program that could use one of the driver's.
+
+    /usr/lib/i386-linux-gnu (Debian), /usr/lib32 (Arch, Debian's libc6-i386), /usr/lib (Fedora, SUSE).
+    """
+    narrow, multiarch = _NARROW.get(machine, ("", ""))
+    for usr, bare in ((f"/usr/lib/{multiarch}", f"/lib/{multiarch}"), ("/usr/lib32", "/lib32"), ("/usr/lib", "/lib")):
+        for directory in (usr, bare):
+            if narrow and _machine(root, f"{directory}/libc.so.6") == narrow:
+                path = _plain_directory(root, usr)
+                return path if path != libdir else ""
+    return ""
+
+
 def _plain_directory(root: "Root", path: str) -> str:
     real = root.real(path)
     return real if real and is_plain_path(real) else path
@@ -162,6 +188,35 @@ def _compat(root: "Root", machine: str) -> tuple[str, str, tuple[str, ...]]:
     return (directory, versions[0], tuple(sonames)) if "libcuda.so.1" in sonames else nothing
 
 
+def compat_note(root: "Root", path: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The CUDA level and the driver branches that a forward-compatibility libcuda names; empty where it names none.
+
+    CUDA's libraries have them in an ELF note, as JSON: `{"CUDA Version": "13.1", "Driver": [535, 550]}`; those for
+    integrated GPUs name no branches. Its other words (`Format`, `Device`) are not documented and not looked at.
+    """
+    nothing: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    try:
+        fd = root.open_regular(path)
+    except GpuhookError:
+        return nothing
+    if fd is None:
+        return nothing
+    try:
+        text = elf.note_fd(fd, *_NOTE)
+    finally:
+        posix.close(fd)
+    try:
+        said = jsonio.loads(text) if text else None
+    except ValueError:
+        return nothing
+    if not isinstance(said, dict):
+        return nothing
+    level, branches = said.get("CUDA Version"), said.get("Driver")
+    parts = version.parse(level) if isinstance(level, str) and len(level) <= LIMIT_LEVEL else None
+    found = branches if isinstance(branches, list) and len(branches) <= LIMIT_BRANCHES else []
+    return parts or (), tuple([item for item in found if type(item) is int and 0 < item < 10000])
+
+
 def _cover(root: "Root", libdir: str, libraries: tuple[DriverFile, ...]) -> tuple[tuple[str, str], ...]:
     """The image's own regular files that a loader or a later ldconfig could take for one of our libraries.
 
@@ -172,7 +227,7 @@ def _cover(root: "Root", libdir: str, libraries: tuple[DriverFile, ...]) -> tupl
     links: dict[str, str] = {}
     mounted = set()
     for library in libraries:
-        if library.kind == "library" and library.bits != 32:
+        if library.kind == "library":
             mounted.add(library.name)
             stems.setdefault(library.name.partition(".so")[0], library.name)
             for link in library.links:

@@ -240,7 +240,8 @@ class Image:
     libraries (or ``), `compat_version` the driver version in their libcuda's file name, `compat_names` their sonames.
     `cover` are absolute paths of the image's own regular files that carry a driver library's name, as
     (path, name of our library): each must show the host's library instead. `libdir32` is where 32-bit libraries go,
-    or `` where the image has no 32-bit side or nothing 32-bit is to go in.
+    or `` where the image has no 32-bit side or nothing 32-bit is to go in. `compat_cuda` and `compat_drivers` are the
+    CUDA level and the driver branches that a note in the forward-compatibility libcuda names; empty without one.
     """
 
     loader: str
@@ -251,6 +252,8 @@ class Image:
     compat_names: tuple[str, ...] = ()
     cover: tuple[tuple[str, str], ...] = ()
     libdir32: str = ""
+    compat_cuda: tuple[int, ...] = ()
+    compat_drivers: tuple[int, ...] = ()
 
 
 # --- what will be done ------------------------------------------------------------------------------------------

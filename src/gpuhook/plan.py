@@ -76,8 +76,8 @@ def make(  # noqa: PLR0917 - what the container gets, kind by kind
 
 
 def uses_compat(image: Image, record: Record) -> bool:
-    """Whether the image's forward-compatibility libraries go first: only those of a newer branch than the driver's."""
-    return bool(image.compat) and cuda.compat_is_newer(image.compat_version, record.driver)
+    """Whether the image's forward-compatibility libraries go first: only those that are for this driver."""
+    return cuda.compat_used(image, record.driver, record.cuda)[0]
 
 
 def _libraries(files: "tuple[DriverFile, ...]", image: Image) -> "list[Step]":
@@ -151,11 +151,9 @@ def _warnings(image: Image, record: Record) -> "list[str]":
         return ["the image has no dynamic loader: the libraries are mounted, and nothing will look for them"]
     if image.loader == "musl":
         return ["the image's C library is musl; the driver's libraries are made for glibc and need gcompat to load"]
-    if image.compat and not uses_compat(image, record):
-        return [
-            f"the image's forward-compatibility libraries ({image.compat_version}) are not newer than "
-            f"the driver ({record.driver}) and stay unused"
-        ]
+    used, why = cuda.compat_used(image, record.driver, record.cuda)
+    if image.compat and not used:
+        return [f"the image's forward-compatibility libraries ({image.compat_version}) stay unused: {why}"]
     return []
 
 

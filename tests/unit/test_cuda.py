@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuhook import cuda, version
+from gpuhook.model import Image
 from tests import oracle
 
 
@@ -117,3 +118,45 @@ def test_forward_compatibility_is_for_data_centre_brands(brand: str, accepted: b
 )
 def test_compatibility_libraries_are_used_only_if_their_branch_is_newer(compat: str, driver: str, newer: bool) -> None:
     assert cuda.compat_is_newer(compat, driver) is newer
+
+
+def compat(version: str, cuda: tuple[int, ...] = (), drivers: tuple[int, ...] = ()) -> Image:
+    directory = "/usr/local/cuda/compat" if version else ""
+    return Image("glibc", "x86-64", "/usr/lib64", directory, version, compat_cuda=cuda, compat_drivers=drivers)
+
+
+BRANCHES_13_1 = (535, 550, 570, 575, 580, 590)  # what the note of CUDA 13.1's libraries names
+
+USED = {
+    "R14 newer branch": ("455.23.05", (), (), "450.80.02", (11, 0), True, "newer branch than the driver (450.80.02)"),
+    "R14 older branch": ("455.23.05", (), (), "460.32.03", (11, 2), False, "not newer than the driver (460.32.03)"),
+    "same branch": ("455.45.01", (), (), "455.23.05", (11, 1), False, "not newer"),
+    "branch is named": ("590.44.01", (13, 1), BRANCHES_13_1, "535.54.03", (12, 2), True, "535, 550, 570, 575, 580"),
+    "branch is not named": ("590.44.01", (13, 1), BRANCHES_13_1, "565.77", (12, 7), False, "the driver is 565.77"),
+    "own branch, newer": ("590.44.01", (13, 1), BRANCHES_13_1, "590.10", (13, 1), True, "newer than the driver"),
+    "own branch, the same": ("590.44.01", (13, 1), BRANCHES_13_1, "590.44.1", (13, 1), False, "not newer"),
+    "named, and older": ("535.1", (12, 2), (535, 550), "550.1", (12, 4), False, "not newer"),
+    "one branch named": ("535.1", (12, 2), (470,), "470.1", (11, 4), True, "names driver branch 470, and"),
+    "level is higher": ("1.1", (13, 2), (), "580.95.05", (13, 0), True, "says CUDA 13.2, the driver supports 13.0"),
+    "level is the same": ("1.1", (13, 2), (), "595.10", (13, 2), False, "says CUDA 13.2, the driver supports 13.2"),
+    "level is lower": ("999.1", (12, 10), (), "580.1", (13, 0), False, "says CUDA 12.10"),
+    "none": ("", (), (), "450.80.02", (11, 0), False, ""),
+    "no version of a driver": ("590.1", (13, 1), (535,), "", (), False, "the driver is "),
+}
+
+
+@pytest.mark.parametrize(("found", "level", "drivers", "driver", "own", "used", "why"), USED.values(), ids=USED)
+def test_which_compatibility_libraries_serve_a_driver(
+    found: str,
+    level: tuple[int, ...],
+    drivers: tuple[int, ...],
+    driver: str,
+    own: tuple[int, ...],
+    used: bool,
+    why: str,
+) -> None:
+    """By their note where they have one, by their branch where not; and why is told in both cases."""
+    told = cuda.compat_used(compat(found, level, drivers), driver, own)
+    assert told[0] is used
+    assert why in told[1]
+    assert bool(told[1]) is bool(found)

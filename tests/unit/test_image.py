@@ -11,6 +11,7 @@ from gpuhook import image
 from gpuhook.errors import GpuhookError
 from gpuhook.model import DriverFile, FileId, Image
 from gpuhook.rootfs import Root
+from tests.unit.test_elf_note import note, with_note
 
 ID = FileId(1, 2, 3, 4, 5)
 VERSION = "535.54.03"
@@ -267,6 +268,42 @@ def test_compat_links(tree: Tree, text: str) -> None:
     """R13: a loop, a climbing link, a magic link, a dangling one and a link to a file lead to none."""
     debian(tree).link("usr/local/cuda", text)
     assert tree.look().compat == ""
+
+
+def test_compat_note(tree: Tree) -> None:
+    """What the libcuda says of the drivers that it is for; nothing where it says nothing."""
+    assert (cuda_image(tree).look().compat_cuda, tree.look().compat_drivers) == ((), ())
+    (tree.path / COMPAT / "libcuda.so.455.23.05").write_bytes(with_note())
+    assert (tree.look().compat_cuda, tree.look().compat_drivers) == ((13, 1), (535, 550, 590))
+    assert tree.look(compat=False).compat_drivers == ()
+
+
+NOTES = {
+    "no branches": (b'{"CUDA Version": "13.2"}', (13, 2), ()),
+    "no level": (b'{"Driver": [535]}', (), (535,)),
+    "level is no text": (b'{"CUDA Version": 13.1, "Driver": [535]}', (), (535,)),
+    "level is no version": (b'{"CUDA Version": "13.x"}', (), ()),
+    "level with wide digits": ('{"CUDA Version": "１３.1"}'.encode(), (), ()),
+    "level without end": (b'{"CUDA Version": "' + b"1" * 99 + b'"}', (), ()),
+    "branches that are none": (b'{"Driver": [true, -1, 0, 1e3, "535", null, 10000, 550]}', (), (550,)),
+    "huge branch": (b'{"Driver": [' + b"9" * 5000 + b"]}", (), ()),
+    "too many branches": (b'{"Driver": [' + b"535," * 64 + b"535]}", (), ()),
+    "branches are no list": (b'{"Driver": {"535": 1}}', (), ()),
+    "a list": (b"[535]", (), ()),
+    "no JSON": (b"{'Driver': [535]}", (), ()),
+    "deep": (b"[" * 10000, (), ()),
+    "no UTF-8": (b'{"CUDA Version": "\xff"}', (), ()),
+    "empty": (b"", (), ()),
+}
+
+
+@pytest.mark.parametrize(("text", "level", "branches"), NOTES.values(), ids=NOTES)
+def test_compat_note_hostile(tree: Tree, text: bytes, level: tuple[int, ...], branches: tuple[int, ...]) -> None:
+    """A note is the image's word: what is not of the documented form is left out."""
+    path = cuda_image(tree).path / COMPAT / "libcuda.so.455.23.05"
+    path.write_bytes(with_note(note(text)))
+    found = tree.look()
+    assert (found.compat_cuda, found.compat_drivers) == (level, branches)
 
 
 # --- files to cover ---
