@@ -11,7 +11,7 @@ from _stat import S_ISCHR
 
 from gpuhook import driverproc, ldcache, ldconf, linux, rootfs
 from gpuhook.errors import GpuhookError
-from gpuhook.model import Bind, Image, Link, LoaderCache, Plan
+from gpuhook.model import Bind, Image, Link, LoaderCache, Plan, Write
 from gpuhook.sources import Sources, failed
 
 TYPE_CHECKING = False
@@ -49,7 +49,7 @@ class Mounter:
                     if warning:
                         warnings.append(warning)
                 except GpuhookError as error:
-                    if not (isinstance(step, Bind) and step.optional):
+                    if isinstance(step, LoaderCache) or not step.optional:
                         raise
                     self._undo_to(done)
                     self.directories.clear()  # a directory that was made for this step is gone again
@@ -59,11 +59,14 @@ class Mounter:
             raise
         return warnings
 
-    def _do(self, step: "Bind | Link | LoaderCache") -> str:
+    def _do(self, step: "Bind | Link | Write | LoaderCache") -> str:
         if isinstance(step, Bind):
             return self._bind(step)
         if isinstance(step, Link):
             return self._link(step)
+        if isinstance(step, Write):
+            self._write(step.target, step.text.encode("utf-8", "backslashreplace"))
+            return ""
         return self._loader_cache(step)
 
     # --- mounts -------------------------------------------------------------------------------------------------

@@ -43,13 +43,20 @@ def decide(container: Container, config: Config, prefix: str) -> Grant | None:
     gpus = devices.select(asked, known.gpus)
     matter = circumstances(container, asked, config, known, gpus)
     warnings += requirement.check(demands, *matter, asked.near_misses, config.allow_disable_require)
+    cards: tuple[Node, ...] = ()
+    if "graphics" in asked.capabilities or "display" in asked.capabilities:
+        from gpuhook.driver import drm  # noqa: PLC0415 - who draws pays for it
+
+        cards, doubts = drm.of_gpus(config, gpus)
+        warnings += doubts
     return Grant(
         request=asked,
         record=known,
         gpus=gpus,
         nodes=nodes.control(config, asked.capabilities)
         + nodes.of_gpus(config, gpus)
-        + nodes.beside(config, asked.mig, asked.channels),
+        + nodes.beside(config, asked.mig, asked.channels)
+        + cards,
         compat=compat_allowed(config, gpus),
         warnings=asked.warnings + devices.left_out(asked, known.gpus) + devices.renumbered(asked, gpus) + warnings,
     )

@@ -11,7 +11,7 @@ from gpuhook import config, containers, driverproc, enter, image, plan, sources,
 from gpuhook.driver import record
 from gpuhook.errors import GpuhookError
 from gpuhook.log import Log
-from gpuhook.model import DriverFile, Image, Node, Plan, Record, value
+from gpuhook.model import DriverFile, Image, Node, Plan, Record, replace, value
 from gpuhook.rootfs import Root
 
 _USAGE = "such arguments are written into the spec by gpuhook-runtime; without them the hook decides by itself"
@@ -42,6 +42,7 @@ def provide(
     """Give the container the driver's files, and `nodes` where its spec has none of them; returns warnings."""
     files = plan.select(known, orders.capabilities)
     proc: list[str] = []
+    more = of_granted(known, orders, settings)
 
     def take() -> sources.Sources:
         taken = sources.acquire(settings.driver_root, files, settings.sockets + settings.directories)
@@ -56,10 +57,12 @@ def provide(
     if not is_root:  # then sources are taken in the container's namespaces, where nothing is to be loaded
         from gpuhook import oldkernel  # noqa: F401, PLC0415
 
-    return enter.mount(
+    return plan.lacking(known, orders.capabilities) + enter.mount(
         enter.Target(told.pid, orders.root, orders.tmpfs),
         take() if is_root else sources.Sources(),
-        lambda root: steps(root, known, files, settings, compat=orders.compat, proc=tuple(proc), nodes=nodes),
+        lambda root: steps(
+            root, known, files, settings, compat=orders.compat, proc=tuple(proc), nodes=nodes, more=more
+        ),
         settings.deadline,
         None if is_root else take,
     )
@@ -153,6 +156,21 @@ def same_record(settings: config.Config, prefix: str, identity: str) -> Record:
     return known
 
 
+def of_granted(known: Record, orders: Orders, settings: config.Config) -> "tuple[plan.Step, ...]":
+    """What a container that draws gets of its GPUs besides nodes: links to the DRM nodes, the application profile."""
+    if "graphics" not in orders.capabilities and "display" not in orders.capabilities:
+        return ()
+    from gpuhook.driver import drm  # noqa: PLC0415 - who draws pays for it
+
+    gpus = []
+    for gpu in known.gpus:
+        migs = tuple([mig for mig in gpu.migs if mig.uuid in orders.gpus])
+        if migs or gpu.uuid in orders.gpus:
+            gpus.append(replace(gpu, migs=migs))
+    paths = tuple([text.partition(":")[0] for text in orders.nodes])
+    return (*drm.links(settings, tuple(gpus), paths), plan.profile(tuple(gpus)))
+
+
 def proc_names(known: Record, orders: Orders) -> "tuple[tuple[str, ...], ...]":
     """What the container's /proc/driver/nvidia has (`driverproc.acquire`).
 
@@ -179,7 +197,8 @@ def steps(
     compat: bool,
     proc: tuple[str, ...] = (),
     nodes: "tuple[Node, ...]" = (),
+    more: "tuple[plan.Step, ...]" = (),
 ) -> tuple[Plan, Image]:
     """The plan for the image that `root` shows; called inside the container's mount namespace, and by `explain`."""
     found = image.look(root, files, compat=compat)
-    return plan.make(known, files, found, settings.sockets, settings.directories, proc, nodes), found
+    return plan.make(known, files, found, settings.sockets, settings.directories, proc, nodes, more), found

@@ -52,6 +52,8 @@ def acquire(driver_root: str, files: "tuple[DriverFile, ...]", others: "tuple[st
     root = posix.open(driver_root, linux.O_PATH | posix.O_DIRECTORY | linux.O_CLOEXEC)
     try:
         for item in files:
+            if item.text:  # the container gets that in its place
+                continue
             found = posix.fstat(clone(root, item.path, FILE, sources, item.path))
             know = item.id
             if (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns) != (

@@ -42,12 +42,15 @@ GPU = these(
     mig_devices=many(these(index=COUNT, uuid=TEXT, gpu_instance=COUNT, compute_instance=COUNT)),
 )
 DRIVER = these(version=VERSION, cuda=VERSION, cuda_assumed=FLAG, machine=TEXT, record=TEXT)
-IMAGE = these(loader=TEXT, machine=TEXT, libdir=TEXT, compat=TEXT, compat_version=TEXT, covered=many(TEXT))
+IMAGE = these(
+    loader=TEXT, machine=TEXT, libdir=TEXT, libdir32=TEXT, compat=TEXT, compat_version=TEXT, covered=many(TEXT)
+)
 PLAN = {
     "driver": DRIVER,
     "image": IMAGE,
     "mounts": many(these(source=TEXT, target=TEXT, kind=TEXT, optional=FLAG, present=FLAG, reason=TEXT, left_out=TEXT)),
     "links": many(these(target=TEXT, text=TEXT, reason=TEXT)),
+    "files": many(these(target=TEXT, text=TEXT, reason=TEXT)),
     "loader_cache": maybe(these(entries=many(these(name=TEXT, path=TEXT)), directories=many(TEXT), reason=TEXT)),
 }
 OUTCOME: Schema = {"enum": ["granted", "nothing", "refused"]}
@@ -126,7 +129,14 @@ LIST = these(
     driver=VERSION,
     files=many(
         these(
-            capability=TEXT, kind=TEXT, path=TEXT, name=TEXT, soname=TEXT, links=many(TEXT), bits={"enum": [0, 32, 64]}
+            capability=TEXT,
+            kind=TEXT,
+            path=TEXT,
+            name=TEXT,
+            soname=TEXT,
+            links=many(TEXT),
+            bits={"enum": [0, 32, 64]},
+            target=TEXT,
         )
     ),
     left_out=many(these(path=TEXT, reason=TEXT)),

@@ -276,8 +276,8 @@ def test_answer() -> None:
 
 
 def test_answer_of_a_divided_gpu() -> None:
-    (found,) = read(answer_with(mig=True, migs=[[0, "MIG-1\x1b", 1, 0], [5, "MIG-2", 2, 3]])).gpus
-    assert (found.mig, found.migs) == (True, (Mig(0, "MIG-1", 1, 0), Mig(5, "MIG-2", 2, 3)))
+    (found,) = read(answer_with(mig=True, migs=[[0, "MIG-1\x1b", 1, 0, False], [5, "MIG-2", 2, 3, True]])).gpus
+    assert (found.mig, found.migs) == (True, (Mig(0, "MIG-1", 1, 0), Mig(5, "MIG-2", 2, 3, gfx=True)))
     (found,) = read(answer_with(mig=True)).gpus
     assert (found.mig, found.migs) == (True, ())
 

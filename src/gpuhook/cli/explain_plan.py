@@ -11,7 +11,7 @@ from gpuhook.cli import gpus
 from gpuhook.config import Config
 from gpuhook.driver import record
 from gpuhook.errors import shown
-from gpuhook.model import Bind, Container, Image, Link, LoaderCache, Plan, Record, Request, replace
+from gpuhook.model import Bind, Container, Image, Link, LoaderCache, Plan, Record, Request, Write, replace
 from gpuhook.requirement import Result
 from gpuhook.rootfs import Root, open_proc, unsafe
 
@@ -98,12 +98,15 @@ def add_plan(
     files = plan.select(granted.record, granted.request.capabilities)
     orders = hook.parse(grant.orders(granted, replace(container, root=container.root or "/")) + words)
     proc = proc_paths(granted.record, orders, settings)
+    more = hook.of_granted(granted.record, orders, settings)
+    document["warnings"] += plan.lacking(granted.record, orders.capabilities)
     if container.root:
         with looking(container.root) as root:
-            steps, found = hook.steps(root, granted.record, files, settings, compat=granted.compat, proc=proc)
+            known, compat = granted.record, granted.compat
+            steps, found = hook.steps(root, known, files, settings, compat=compat, proc=proc, more=more)
     else:
         found = usual_image(granted.record)
-        steps = plan.make(granted.record, files, found, settings.sockets, settings.directories, proc)
+        steps = plan.make(granted.record, files, found, settings.sockets, settings.directories, proc, more=more)
     add_steps(document, steps, found, settings, container)
 
 
@@ -113,13 +116,14 @@ def add_steps(document: dict[str, Any], steps: Plan, found: Image, settings: Con
         "loader": found.loader,
         "machine": found.machine,
         "libdir": found.libdir,
+        "libdir32": found.libdir32,
         "compat": found.compat,
         "compat_version": found.compat_version,
         "covered": [path for path, _ in found.cover],
     }
     document |= _steps(steps, settings.driver_root, container)
     document["warnings"] += steps.warnings
-    needed = [step.target for step in steps.steps if isinstance(step, Link) or (isinstance(step, Bind) and _must(step))]
+    needed = [step.target for step in steps.steps if isinstance(step, Bind | Link) and _must(step)]
     if document["loader_cache"] is not None:
         needed.append(ldconf.CACHE)
     for target in needed:
@@ -161,9 +165,9 @@ def usual_image(known: Record) -> Image:
     return Image(loader="glibc", machine=known.machine, libdir=f"/usr/lib/{triplet}")
 
 
-def _must(step: Bind) -> bool:
+def _must(step: Bind | Link) -> bool:
     """Whether a start fails where the step can't be done."""
-    return not step.optional and step.kind != "proc"
+    return not step.optional and not (isinstance(step, Bind) and step.kind == "proc")
 
 
 def _volume(target: str, container: Container) -> str:
@@ -182,7 +186,7 @@ def _left_out(step: Bind, container: Container) -> str:
 
 
 def _steps(steps: Plan, driver_root: str, container: Container) -> dict[str, Any]:
-    parts: dict[str, Any] = {"mounts": [], "links": [], "loader_cache": None}
+    parts: dict[str, Any] = {"mounts": [], "links": [], "files": [], "loader_cache": None}
     for step in steps.steps:
         match step:
             case Bind():
@@ -199,6 +203,8 @@ def _steps(steps: Plan, driver_root: str, container: Container) -> dict[str, Any
                 )
             case Link():
                 parts["links"].append({"target": step.target, "text": step.text, "reason": step.reason})
+            case Write():
+                parts["files"].append({"target": step.target, "text": step.text, "reason": step.reason})
             case LoaderCache():
                 parts["loader_cache"] = {
                     "entries": [{"name": name, "path": path} for name, path in step.entries],

@@ -18,6 +18,7 @@ _KINDS = (
     ("library", "libraries"),
     ("binary", "programs"),
     ("firmware", "firmware"),
+    ("data", "descriptions and data"),
     ("socket", "sockets"),
     ("directory", "directories"),
     ("proc", "the driver's words in /proc"),
@@ -38,6 +39,7 @@ def lines(document: dict[str, Any]) -> list[str]:
         _image(document),
         *_mounts(document),
         _links(document),
+        _files(document),
         _cache(document),
         _remarks("notes", document["notes"]),
         _remarks("warnings", document["warnings"]),
@@ -69,7 +71,8 @@ def replay_lines(document: dict[str, Any]) -> list[str]:
         if orders["compat"]:
             rows.append("the image's forward-compatibility libraries may be used")
         parts.append(_part("orders", rows))
-    parts += [_driver(document), _image_part(document), *_mounts(document), _links(document), _cache(document)]
+    parts += [_driver(document), _image_part(document), *_mounts(document), _links(document), _files(document)]
+    parts += [_cache(document)]
     parts += [_remarks("warnings", document["warnings"])]
     match document["outcome"]:
         case "nothing":
@@ -220,6 +223,8 @@ def _image_part(document: dict[str, Any]) -> list[str]:
     rows = [
         f"loader {image['loader'] or 'none'}, {image['machine'] or 'no machine'}, libraries in {_cut(image['libdir'])}"
     ]
+    if image["libdir32"]:
+        rows.append(f"32-bit libraries in {_cut(image['libdir32'])}")
     if image["compat"]:
         rows.append(f"forward-compatibility libraries {image['compat_version']} in {_cut(image['compat'])}")
     return _part("image", rows)
@@ -242,7 +247,7 @@ def _mounts(document: dict[str, Any]) -> list[list[str]]:
             rows += [f"{reason}:", *(f"  {item}" for item in items)]
         if rows:
             parts.append(
-                _part(f"{name}, mounted read-only" if kind in ("library", "binary", "firmware") else name, rows)
+                _part(f"{name}, mounted read-only" if kind in ("library", "binary", "firmware", "data") else name, rows)
             )
     return parts
 
@@ -251,6 +256,10 @@ def _links(document: dict[str, Any]) -> list[str]:
     return _part(
         "links", [f"{_cut(link['target'])} -> {link['text']}  ({link['reason']})" for link in document.get("links", ())]
     )
+
+
+def _files(document: dict[str, Any]) -> list[str]:
+    return _part("small files", [f"{_cut(item['target'])}  ({item['reason']})" for item in document.get("files", ())])
 
 
 def _cache(document: dict[str, Any]) -> list[str]:

@@ -148,11 +148,13 @@ def _plan(document: dict[str, Any], known: Record, orders: Orders, container: Co
     else:
         document["warnings"].append("not root: the driver's files were not opened as the hook opens them")
     proc = explain_plan.proc_paths(known, orders, settings)
+    document["warnings"] += plan.lacking(known, orders.capabilities)
     with explain_plan.looking(container.root) as inside:
         if not inside.names("/", 1 << 16):
             document["warnings"].append(
                 f"{shown(container.root, 200)} is empty: the image is not mounted there now; "
                 "this is the plan for an empty one"
             )
-        steps = hook.steps(inside, known, files, settings, compat=orders.compat, proc=proc)
+        more = hook.of_granted(known, orders, settings)
+        steps = hook.steps(inside, known, files, settings, compat=orders.compat, proc=proc, more=more)
         explain_plan.add_steps(document, *steps, settings, container)

@@ -34,7 +34,7 @@ def list_(capability: str | None, as_json: bool) -> None:
     known = record.load(settings, where)
     root = settings.driver_root.rstrip("/")
     files = sorted(
-        [item for item in known.files if capability in (None, item.capability)],
+        [item for item in known.files if capability in (None, item.capability, *item.capability.split("+"))],
         key=lambda item: (item.capability, item.kind, item.name),
     )
     left_out = [(root + path, reason) for path, reason in record.left_out(where)]
@@ -47,7 +47,10 @@ def list_(capability: str | None, as_json: bool) -> None:
         click.echo(render.document(data))
         return
     heading = ("CAPABILITY", "KIND", "NAME IN THE CONTAINER", "LINKS", "PATH")
-    rows = [(item.capability, item.kind, item.name, " ".join(item.links) or "-", root + item.path) for item in files]
+    rows = [
+        (item.capability, item.kind, item.target or item.name, " ".join(item.links) or "-", root + item.path)
+        for item in files
+    ]
     click.echo("\n".join(render.table(heading, rows)))
     for path, reason in left_out:
         click.echo(
@@ -64,4 +67,5 @@ def _document(item: DriverFile, root: str) -> dict[str, object]:
         "soname": item.soname,
         "links": list(item.links),
         "bits": item.bits,
+        "target": item.target,
     }
