@@ -41,8 +41,10 @@ LIBCUDA = "dlopen:libcuda.so.1"
 FOUND = "dlopen:libcuda.so.1: ok libcuda.so 580.95.05\n"
 SEES = ("opendev", LIBCUDA, "/dev/nvidia0", "/dev/nvidia1")
 SEEN = f"{FOUND}/dev/nvidia0: ok\n/dev/nvidia1: ok\n"
+UPDATE = ("update", "--cpu-shares=200", "--memory=100m")
 DOCTOR_PROBLEM = 98  # errors.py
 LASTING = ("--detach", "--stop-signal=KILL")
+UPDATE = ("update", "--cpu-shares=200", "--memory=100m")
 
 
 def _get(request: pytest.FixtureRequest, engine: Callable[..., Any], system: Path, driver: Path) -> Podman:
@@ -137,7 +139,7 @@ def test_a_life(podman: Podman, results: Results) -> None:
         results.works(podman, what)
 
 
-def _live(podman: Podman, runtime: str) -> Iterator[str]:
+def _live(podman: Podman, runtime: str, *, update: bool = True) -> Iterator[str]:
     """What a container with GPUs goes through; each step after its proof."""
     podman.check(*podman.run_words(runtime), *LASTING, "--name=life", GPU, "sleep", "600")
 
@@ -148,8 +150,8 @@ def _live(podman: Podman, runtime: str) -> Iterator[str]:
 
     yield sees("exec")
     if not podman.user:
-        if podman.machine.layout != "v2":
-            podman.check("update", "--cpu-shares=200", "--memory=100m", "life")
+        if podman.machine.layout != "v2" and update:
+            podman.check(*UPDATE, "life")
             yield sees("update")
         podman.check("pause", "life")
         podman.check("unpause", "life")
@@ -345,8 +347,16 @@ def test_the_systems_hook(podman: Podman, results: Results) -> None:
 @each("hooked", (ROOTFUL[0], ROOTFUL[1], ROOTFUL[3], ROOTLESS[3]))
 def test_a_life_with_the_hook_alone(hooked: Podman, results: Results) -> None:
     """The rules that the hook added behind the runtime's back last, and are added again at a restart."""
-    for what in _live(hooked, hooked.world.low_level):
+    low_level = hooked.world.low_level
+    lost = low_level == "crun" and not hooked.user and int(hooked.version.split(".")[0]) >= 5
+    for what in _live(hooked, low_level, update=not lost):
         results.works(hooked, f"{what}, by hooks.d")
+    if lost:
+        hooked.check(*UPDATE, "life")
+        gone = hooked("exec", "life", *SEES)
+        assert gone.out == SEEN.replace(": ok\n", ": Operation not permitted\n"), gone
+        why = "podman 5 sends its own device rules with each limit, and crun sets them; gpuhook-runtime keeps them out"
+        results.fails(hooked, "update, by hooks.d", why)
 
 
 @each("hooked", (ROOTFUL[0], ROOTFUL[3], ROOTLESS[0]))
