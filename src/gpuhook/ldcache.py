@@ -14,6 +14,7 @@ from gpuhook.model import value
 
 # ABI flags of a cache entry: 3 is "ELF, libc6", the byte above it says for which machine
 FLAGS = {"x86-64": 0x0303, "aarch64": 0x0A03}
+FLAGS32 = {"x86-64": 0x0003, "aarch64": 0x0903}  # of the 32-bit loader beside it: i386, arm with hard floats
 
 LIMIT_FILE = 16 << 20  # bytes of a cache
 LIMIT_ENTRIES = 32768  # a desktop has 3000
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
     # flags, name, path, kernel version, hwcap
     Raw = tuple[int, bytes, bytes, int, int]
+    Placed = tuple[tuple[bytes, int, int], Raw]  # a row and its place in the order: key, flags, hwcap
 
 
 @value
@@ -73,41 +75,37 @@ def parse(data: bytes) -> tuple[Entry, ...]:
 
 
 def merge(
-    old: "bytes | None", ours: "tuple[tuple[str, str], ...]", machine: str, extra: "Iterable[Entry]" = ()
+    old: "bytes | None",
+    ours: "tuple[tuple[str, str], ...]",
+    machine: str,
+    extra: "Iterable[Entry]" = (),
+    ours32: "tuple[tuple[str, str], ...]" = (),
 ) -> bytes:
     """A cache in which the loader of `machine` finds `ours` (name, path) before anything of the same name.
 
-    Entries of `old` stay, but those for the same machine under one of our names; `extra` is added where neither has the
-    name for that machine. Deterministic, and merging the result once more with the same `ours` gives the same bytes.
+    `ours32` is the same for the 32-bit loader beside it. Entries of `old` stay, but those for the same loader under one
+    of our names; `extra` is added where neither has the name for that machine. Deterministic, and merging the result
+    once more with the same names gives the same bytes.
     Raises ValueError where `old` is broken: whoever calls then says so and passes None.
     """
     rows, hwcaps = ([], ()) if old is None else decode(old)
-    return merge_rows(rows, hwcaps, ours, machine, extra)
+    return merge_rows(rows, hwcaps, ours, machine, extra, ours32)
 
 
-def merge_rows(
+def merge_rows(  # noqa: PLR0917 - as `merge`, once taken apart
     rows: "list[Raw]",
     hwcaps: "tuple[bytes, ...]",
     ours: "tuple[tuple[str, str], ...]",
     machine: str,
     extra: "Iterable[Entry]",
+    ours32: "tuple[tuple[str, str], ...]" = (),
 ) -> bytes:
     """As `merge`, of a cache that `decode` took apart."""
-    abi = FLAGS[machine]
-    wanted: dict[bytes, bytes] = {}
-    for name, path in ours:
-        wanted.setdefault(raw(name), raw(path))
-    # The loader takes libcuda.so.01 for libcuda.so.1, so names are compared as it compares them. An ABI of 1 (ELF for
-    # any libc) matches everywhere.
     keys = order_keys([row[1] for row in rows])
-    own_keys = order_keys(list(wanted))
-    taken = set(own_keys)
-    order = [
-        ((key, row[0], row[4]), row)
-        for key, row in zip(keys, rows, strict=True)
-        if key not in taken or (row[0] != abi and row[0] != 1)
-    ]
-    order += [((key, abi, 0), (abi, *item, 0, 0)) for key, item in zip(own_keys, wanted.items(), strict=True)]
+    order = [((key, row[0], row[4]), row) for key, row in zip(keys, rows, strict=True)]
+    order = _with(order, ours, FLAGS[machine])
+    if ours32:
+        order = _with(order, ours32, FLAGS32[machine])
     added = [(entry.flags, raw(entry.name), raw(entry.path), 0, 0) for entry in extra if not entry.hwcap]
     if added:
         known = {item[0][:2] for item in order}
@@ -119,7 +117,21 @@ def merge_rows(
     return _encode([item[1] for item in order], hwcaps)
 
 
-def _place(item: "tuple[tuple[bytes, int, int], Raw]") -> "tuple[bytes, int, int]":
+def _with(order: "list[Placed]", ours: "tuple[tuple[str, str], ...]", abi: int) -> "list[Placed]":
+    """The rows without those that a loader of this ABI would take for one of `ours`, and `ours` behind them."""
+    wanted: dict[bytes, bytes] = {}
+    for name, path in ours:
+        wanted.setdefault(raw(name), raw(path))
+    # The loader takes libcuda.so.01 for libcuda.so.1, so names are compared as it compares them. An ABI of 1 (ELF for
+    # any libc) matches everywhere.
+    own_keys = order_keys(list(wanted))
+    taken = set(own_keys)
+    kept = [item for item in order if item[0][0] not in taken or (item[0][1] != abi and item[0][1] != 1)]
+    kept += [((key, abi, 0), (abi, *item, 0, 0)) for key, item in zip(own_keys, wanted.items(), strict=True)]
+    return kept
+
+
+def _place(item: "Placed") -> "tuple[bytes, int, int]":
     return item[0]
 
 

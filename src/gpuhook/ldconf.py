@@ -61,7 +61,7 @@ def updated(root: "Root", step: LoaderCache, machine: str) -> Update:
         found, looked_at = scan(root, directory, left)
         extra += found
         left -= looked_at
-    cache = ldcache.merge_rows(rows, hwcaps, step.entries, machine, extra)
+    cache = ldcache.merge_rows(rows, hwcaps, step.entries, machine, extra, step.entries32)
     conf = "# Written by gpuhook: the libraries of the host's GPU driver come first\n" + "".join(
         [directory + "\n" for directory in step.directories]
     )

@@ -152,7 +152,10 @@ class DriverFile:
 
 @value
 class Node:
-    """A character device of the driver as it is now; `path` is below the dev root and in the container."""
+    """A character device of the driver as it is now; `path` is below the dev root and in the container.
+
+    `missing` says that it is to be made first, as what the other fields say.
+    """
 
     path: str
     major: int
@@ -160,6 +163,7 @@ class Node:
     mode: int
     uid: int
     gid: int
+    missing: bool = False
 
 
 @value
@@ -226,6 +230,7 @@ class Request:
     mig: tuple[str, ...] = ()  # rights over all MIG devices: `config`, `monitor`
     channels: tuple[int, ...] = ()  # numbers of IMEX channels
     cuda_visible: str = ""  # CUDA_VISIBLE_DEVICES, which counts what the container sees
+    switches: tuple[str, ...] = ()  # devices beside the GPUs: `gds`, `mofed`, `gdrcopy`, `nvswitch`
 
 
 # --- what the image is ------------------------------------------------------------------------------------------
@@ -300,11 +305,15 @@ class Write:
 
 @value
 class LoaderCache:
-    """Make the container's loader find `entries` (name, absolute path) before all others, and later ldconfigs agree."""
+    """Make the container's loader find `entries` (name, absolute path) before all others, and later ldconfigs agree.
+
+    `entries32` are those of the 32-bit loader.
+    """
 
     entries: tuple[tuple[str, str], ...]
     directories: tuple[str, ...]
     reason: str = ""
+    entries32: tuple[tuple[str, str], ...] = ()
 
 
 @value

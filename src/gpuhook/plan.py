@@ -204,17 +204,21 @@ def _loader_cache(files: "tuple[DriverFile, ...]", image: Image, record: Record)
     if not image.loader:
         return None
     names: dict[str, str] = {}
+    narrow: dict[str, str] = {}
     for item in files:
-        if item.kind == "library" and item.bits != 32:  # the 32-bit loader looks in libdir32 by itself
+        if item.kind == "library":
+            found, folder = (narrow, image.libdir32) if item.bits == 32 else (names, image.libdir)
             for name in item.links or (item.name,):
-                names[name] = f"{image.libdir}/{name}"
-    directories = [image.libdir]
+                found[name] = f"{folder}/{name}"
+    if not image.libdir32:
+        narrow.clear()
+    directories = [image.libdir, image.libdir32] if narrow else [image.libdir]
     reason = "the loader finds the host's libraries first"
     if uses_compat(image, record):
         directories.insert(0, image.compat)
         names.update({name: f"{image.compat}/{name}" for name in image.compat_names})
         reason = f"the image's forward-compatibility libraries ({image.compat_version}) first, then the host's"
-    return LoaderCache(tuple(names.items()), tuple(directories), reason)
+    return LoaderCache(tuple(names.items()), tuple(directories), reason, tuple(narrow.items()))
 
 
 def _warnings(image: Image, record: Record) -> "list[str]":

@@ -15,7 +15,7 @@ from tests.unit.test_elf_note import note, with_note
 
 ID = FileId(1, 2, 3, 4, 5)
 VERSION = "535.54.03"
-X86, ARM = 62, 183
+X86, ARM, I386 = 62, 183, 3
 TRIPLET = "usr/lib/x86_64-linux-gnu"
 LOADER = "lib64/ld-linux-x86-64.so.2"
 
@@ -179,6 +179,35 @@ def test_layouts(tree: Tree, fill: Callable[[Tree], Tree], expected: tuple[str, 
     fill(tree)
     found = tree.look()
     assert (found.loader, found.machine, found.libdir) == expected
+
+
+def narrow(tree: Tree, folder: str, loader: str = "lib/ld-linux.so.2") -> Tree:
+    """A 32-bit C library and its loader."""
+    return tree.file(f"{folder}/libc.so.6", loader, data=elf(I386))
+
+
+NARROW = {
+    "debian": (lambda tree: narrow(debian(tree), "usr/lib/i386-linux-gnu"), "/usr/lib/i386-linux-gnu"),
+    "unmerged debian": (lambda tree: narrow(old_debian(tree), "lib/i386-linux-gnu"), "/usr/lib/i386-linux-gnu"),
+    "debian's libc6-i386": (lambda tree: narrow(debian(tree), "usr/lib32"), "/usr/lib32"),
+    "fedora": (lambda tree: narrow(fedora(tree), "usr/lib"), "/usr/lib"),
+    "opensuse, unmerged": (lambda tree: narrow(opensuse(tree), "lib"), "/usr/lib"),
+    "arch": (lambda tree: narrow(arch(tree), "usr/lib32"), "/usr/lib32"),
+    "arch without": (arch, ""),
+    "fedora without": (fedora, ""),
+    "debian with an empty folder": (lambda tree: debian(tree).directory("usr/lib/i386-linux-gnu"), ""),
+    "another machine's": (lambda tree: debian(tree).file("usr/lib/i386-linux-gnu/libc.so.6", data=elf(40)), ""),
+    "alpine": (alpine, ""),
+    "a 32-bit image": (lambda tree: narrow(tree, "usr/lib/i386-linux-gnu"), ""),
+}
+
+
+@pytest.mark.parametrize(("fill", "expected"), NARROW.values(), ids=NARROW)
+def test_32_bit_directory(tree: Tree, fill: Callable[[Tree], Tree], expected: str) -> None:
+    """Where 32-bit programs of the image look; looked for only if something 32-bit is to go in."""
+    fill(tree)
+    assert tree.look((*OURS, library("libcuda", bits=32))).libdir32 == expected
+    assert tree.look().libdir32 == ""
 
 
 def test_hostile_loader(tree: Tree) -> None:
@@ -358,6 +387,16 @@ def test_32_bit_libraries_cover_nothing(tree: Tree) -> None:
     """They go elsewhere; a 64-bit directory must not show one."""
     debian(tree).file(f"{TRIPLET}/libcuda.so.1")
     assert tree.look((library("libcuda", bits=32),)).cover == ()
+
+
+def test_32_bit_cover(tree: Tree) -> None:
+    """The image's own 32-bit copies show the host's 32-bit library, and 64-bit ones the other."""
+    narrow(fedora(tree), "usr/lib").file("usr/lib/libcuda.so.470.57.02", "usr/lib64/libcuda.so.470.57.02")
+    found = tree.look((CUDA, library("libcuda", bits=32)))
+    assert found.cover == (
+        ("/usr/lib64/libcuda.so.470.57.02", CUDA.name),
+        ("/usr/lib/libcuda.so.470.57.02", CUDA.name),
+    )
 
 
 def test_too_many_to_cover(tree: Tree) -> None:

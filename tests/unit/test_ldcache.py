@@ -206,6 +206,24 @@ def test_what_is_replaced(name: bytes, flags: int, kept: bool) -> None:
     assert ("libcuda.so.1", "/usr/lib/libcuda.so.1") in found
 
 
+@pytest.mark.parametrize(("machine", "narrow"), [("x86-64", I386), ("aarch64", 0x0903)])
+def test_32_bit_names_beside_the_others(machine: str, narrow: int) -> None:
+    """Each loader's own entry is replaced by ours for that loader; what ours do not name stays."""
+    wide = ldcache.FLAGS[machine]
+    old = [(flags, b"libcuda.so.1", b"/opt/evil") for flags in (wide, narrow, 1)]
+    old += [(flags, b"libc.so.6", b"/lib/libc.so.6") for flags in (wide, narrow)]
+    ours32 = (("libcuda.so.1", "/usr/lib32/libcuda.so.1"),)
+    merged = ldcache.merge(made(*old), OURS[:1], machine, (), ours32)
+    found = {(entry.name, entry.flags): entry.path for entry in ldcache.parse(merged)}
+    assert found == {
+        ("libcuda.so.1", wide): "/usr/lib/libcuda.so.1",
+        ("libcuda.so.1", narrow): "/usr/lib32/libcuda.so.1",
+        ("libc.so.6", wide): "/lib/libc.so.6",
+        ("libc.so.6", narrow): "/lib/libc.so.6",
+    }
+    assert ldcache.merge(merged, OURS[:1], machine, (), ours32) == merged
+
+
 def test_hwcaps_variants_go_and_others_stay() -> None:
     """The loader prefers a glibc-hwcaps variant, so ours would lose to it; those of other names stay."""
     old = (CORPUS / "combined-hwcaps.cache").read_bytes()

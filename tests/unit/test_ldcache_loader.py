@@ -97,11 +97,11 @@ class Box:
                 found[name].append(text.partition("trying file=")[2])
         return found
 
-    def apply(self, ours: dict[str, str], *directories: str) -> ldconf.Update:
+    def apply(self, ours: dict[str, str], *directories: str, narrow: dict[str, str] | None = None) -> ldconf.Update:
         """What the hook writes, written."""
         root = Root.at(str(self.path))
         try:
-            step = LoaderCache(tuple(ours.items()), directories or (LIB,))
+            step = LoaderCache(tuple(ours.items()), directories or (LIB,), entries32=tuple((narrow or {}).items()))
             update = ldconf.updated(root, step, "x86-64")
         finally:
             root.close()
@@ -217,6 +217,44 @@ def test_ldconfig_formats(box: Box, format_: str) -> None:
     names = [f"libn-{number}z.so.{number}" for number in (1, 2, 10, 11, 100)]
     box.apply(OURS)
     assert box.who(*names, "libdrv.so.1") == ["n1", "n2", "n10", "n11", "n100", "host"]
+
+
+def assemble(target: Path, *options: str | Path) -> None:
+    """A 32-bit object that needs no C library."""
+    source = ".globl _start\n_start: hlt\n"
+    command = ["gcc", "-m32", "-nostdlib", "-x", "assembler", "-", "-x", "none", "-Wl,--no-as-needed", *options]
+    subprocess.run([*command, "-o", target], input=source, text=True, check=True)
+
+
+def test_the_32_bit_loader_finds_the_32_bit_library(box: Box) -> None:
+    """By the same cache: each loader takes the entry of its own kind, though the image has both elsewhere."""
+    if not Path("/lib32/ld-linux.so.2").exists():
+        missing("libc6-i386, for the 32-bit loader")
+    shutil.copy("/lib32/ld-linux.so.2", box.path / "usr/lib/ld-linux.so.2")
+    narrow = "/usr/lib/i386-linux-gnu"
+    box.library(f"{LIB}/libdrv.so.535.54.03", "host", "libdrv.so.1", "libdrv.so.1")
+    box.library("/opt/lib/libdrv.so.1", "image")
+    for folder in ("/opt/lib32", narrow):
+        (box.path / folder[1:]).mkdir(parents=True)
+        assemble(box.path / folder[1:] / "libdrv.so.1", "-shared", "-Wl,-soname,libdrv.so.1")
+    assemble(
+        box.path / "program32", "-pie", "-Wl,--dynamic-linker=/lib/ld-linux.so.2", box.path / "opt/lib32/libdrv.so.1"
+    )
+    (box.path / "etc/ld.so.conf").write_text("/opt/lib\n/opt/lib32\n")
+    box.ldconfig()
+
+    def listed() -> str:
+        command = [CHROOT, str(box.path), "/lib/ld-linux.so.2", "--list", "/program32"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    assert "libdrv.so.1 => /opt/lib32/libdrv.so.1" in listed()
+    update = box.apply(OURS, LIB, narrow, narrow={"libdrv.so.1": f"{narrow}/libdrv.so.1"})
+    assert update.warnings == ()
+    assert f"libdrv.so.1 => {narrow}/libdrv.so.1" in listed()
+    assert box.who("libdrv.so.1") == ["host"]
+    box.ldconfig()
+    assert f"libdrv.so.1 => {narrow}/libdrv.so.1" in listed()
+    assert box.who("libdrv.so.1") == ["host"]
 
 
 def generated(chance: random.Random) -> tuple[list[Entry], dict[str, str]]:

@@ -187,6 +187,19 @@ def test_older_compatibility_libraries_stay_unused(version: str) -> None:
     assert "stay unused" in made(image).warnings[0]
 
 
+def test_the_cache_has_the_32_bit_names_for_the_32_bit_loader() -> None:
+    """Beside the 64-bit ones, not in their place; and none where the image has no 32-bit side."""
+    narrow = "/usr/lib/i386-linux-gnu"
+    found = cache(made(replace(DEBIAN, libdir32=narrow), (CUDA, CUDA32)))
+    assert found is not None
+    assert found.entries == tuple((name, f"{HOST}/{name}") for name in CUDA.links)
+    assert found.entries32 == tuple((name, f"{narrow}/{name}") for name in CUDA.links)
+    assert found.directories == (HOST, narrow)
+    none = cache(made(DEBIAN, (CUDA, CUDA32)))
+    assert none is not None
+    assert (none.entries, none.entries32, none.directories) == (found.entries, (), (HOST,))
+
+
 def test_compatibility_libraries_are_never_mounted() -> None:
     assert not any("compat" in step.target for step in made(COMPAT).steps if isinstance(step, Bind | Link))
 
