@@ -180,17 +180,25 @@ class _Search:
         self.narrow = False
 
     def directory(self, directory: str) -> None:
-        """Take the driver's libraries of one directory."""
+        """Take the driver's libraries of one directory.
+
+        Where another version of the driver lies and nothing of this one, the companions are the other's, too.
+        """
         base = directory.rstrip("/")
-        for name in self.tree.names(directory):
-            if not name.startswith("lib") or ".so" not in name:
-                continue
+        names = [name for name in self.tree.names(directory) if name.startswith("lib") and ".so" in name]
+        others = False
+        for name in names:
             match = _VERSION.fullmatch(name.partition(".so.")[2])
-            if match and capabilities.stem(name) in _VITAL and not self.narrow:
-                self._note_version(f"{base}/{name}", match.group())
-            if self._is_wanted(name):
+            if match and capabilities.stem(name) in _VITAL:
+                others = True
+                if not self.narrow:
+                    self._note_version(f"{base}/{name}", match.group())
+        others = others and not any(self.suffix and name.endswith(self.suffix) for name in names)
+        for name in names:
+            if self._is_added(name) if others else self._is_wanted(name):
                 self._take(f"{base}/{name}", name)
-            self.links.append((base, name))
+            if not others:
+                self.links.append((base, name))
 
     def _note_version(self, path: str, version: str) -> None:
         if self.tree.find(path) is not None:
@@ -198,7 +206,10 @@ class _Search:
 
     def _is_wanted(self, name: str) -> bool:
         """Whether a name is one of the driver's files, or one that the configuration adds."""
-        return self._is_ours(name) or any(fnmatchcase(name, pattern) for pattern in self.config.extra_libraries)
+        return self._is_ours(name) or self._is_added(name)
+
+    def _is_added(self, name: str) -> bool:
+        return any(fnmatchcase(name, pattern) for pattern in self.config.extra_libraries)
 
     def _is_ours(self, name: str) -> bool:
         if not self.suffix:
@@ -365,7 +376,9 @@ def _firmware(config: Config, tree: Tree, found: Found, version: str) -> None:
                 found.left_out.append((place.path, place.untrusted))
                 continue
             names.add(name)
-            found.files.append(DriverFile(place.path, "firmware", capabilities.EVERY, name, place.id))
+            # a host may have it anywhere (the Nix store, /home of COS); a container has it where programs look
+            target = f"/lib/firmware/nvidia/{version}/{name}"
+            found.files.append(DriverFile(place.path, "firmware", capabilities.EVERY, name, place.id, target=target))
 
 
 def _custom_firmware(config: Config) -> tuple[str, ...]:

@@ -263,7 +263,7 @@ __attribute__((constructor)) static void find_directory(void)
     int level;
     if (!dladdr((void *)&state, &info) || !info.dli_fname || !realpath(info.dli_fname, path))
         return;
-    for (level = 0; level < 6; ++level) {
+    for (level = 0; level < 12; ++level) {
         char *slash = strrchr(path, '/');
         if (!slash)
             return;
