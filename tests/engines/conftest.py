@@ -53,13 +53,23 @@ def engine(new_machine: Callable[..., Machine], installed: Path, images: Path) -
         key = (kind, layout, system)
         if key not in kept:
             machine = new_machine(layout, system=system)
-            new = kind(machine, lay_out(installed, machine.folder / "gpuhook"))
+            tree = installed if system == Path("/") else _installed_there(installed, machine)
+            new = kind(machine, lay_out(tree, machine.folder / "gpuhook"))
             new.start()
             new.load(images)
             kept[key] = new
         return kept[key]
 
     return get
+
+
+def _installed_there(installed: Path, machine: Machine) -> Path:
+    """The tree that the machine's own Python lays out, as scripts/install does on that system."""
+    tree = installed.with_name(f"installed-{machine.system.name}")
+    if not tree.exists():
+        vendor = next(installed.glob("usr/lib/gpuhook/*/vendor"))
+        machine.check("python3", "-I", CHECKOUT / "scripts/layout.py", CHECKOUT, vendor, tree)
+    return tree
 
 
 @pytest.fixture
