@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -17,6 +18,7 @@ from gpuhook.driver import key, record
 from gpuhook.errors import GpuhookError
 from gpuhook.model import Record
 from tests.unit.driver_support import config_of, copy_of, peek
+from tests.unit.test_elf import build
 
 NewDriver = Callable[..., Path]
 CopyDriver = Callable[..., Path]
@@ -56,7 +58,7 @@ def test_content(sim_driver: Path, prefix: str) -> None:
     ]
     assert {gpu.name for gpu in made.gpus} == {"NVIDIA H100 80GB HBM3"}
     assert all(gpu.uuid.startswith("GPU-") for gpu in made.gpus)
-    assert {file.kind for file in made.files} == {"library", "binary", "firmware"}
+    assert {file.kind for file in made.files} == {"library", "binary", "firmware", "data"}
     assert record.load(config, prefix) == made
     assert peek(config, prefix) == made
     assert sim.init_count(sim_driver) == before + 1
@@ -253,10 +255,15 @@ CHANGES: dict[str, Callable[[Path], object]] = {
     "library-chmod": lambda root: (root / CUDA).chmod(0o600),
     "library-chown": lambda root: os.chown(root / CUDA, 0, 7),
     "library-added": lambda root: (root / LIBRARIES / "libnvidia-new.so.580.95.05").write_bytes(
-        (root / CUDA).read_bytes()
+        build(machine=int.from_bytes((root / CUDA).read_bytes()[18:20], "little"), soname=b"libnvidia-new.so.1")
     ),
+    "description-added": lambda root: (root / "usr/share/vulkan/icd.d/new.json").write_text(
+        '{"ICD": {"library_path": "libGLX_nvidia.so.0"}}'
+    ),
+    "first-local-description": lambda root: shutil.copytree(root / "usr/share/vulkan", root / "usr/local/share/vulkan"),
+    "description-changed": lambda root: append(root / "usr/share/glvnd/egl_vendor.d/10_nvidia.json", "\n"),
     "library-removed": lambda root: (root / LIBRARIES / "libnvidia-opencl.so.580.95.05").unlink(),
-    "development-link-removed": lambda root: (root / LIBRARIES / "libcuda.so").unlink(),
+    "development-link-removed": lambda root: (root / LIBRARIES / "libnvidia-allocator.so").unlink(),
     "binary-replaced": lambda root: (root / "usr/bin/nvidia-smi").touch(),
     "firmware-removed": lambda root: (root / "usr/lib/firmware/nvidia/580.95.05/gsp_ga10x.bin").unlink(),
     "gpu-added": lambda root: (root / "proc/driver/nvidia/gpus/0000:0d:00.0").mkdir(),
@@ -370,7 +377,7 @@ def test_what_does_not_matter_is_not_noticed(own_driver: CopyDriver, prefix: str
     record.load(config, prefix)
     append(driver / "proc/devices", "300 somebody-else\n")
     (driver / "proc/driver/nvidia/gpus/0000:0b:00.0/information").write_text("changed")
-    (driver / "usr/share").mkdir()
+    (driver / "usr/include").mkdir()
     record.load(config, prefix)
     assert sim.init_count(driver) == 1
 

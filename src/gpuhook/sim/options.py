@@ -85,7 +85,8 @@ class SimOptions:
     `uuids` says it for each GPU instead, in NVML's order, and has as many items as there are GPUs. `faults` are keys of
     `FAULTS` with their numbers, `extra_libraries` further names such as `libnvidia-newthing` that get the driver's
     version. `memory` is in MiB. `mig` divides GPUs: `1=1/0,2/0` says that the GPU with index 1 has the compute
-    instances 0 of the GPU instances 1 and 2, `1=` that it is in MIG mode and has none.
+    instances 0 of the GPU instances 1 and 2, `1=` that it is in MIG mode and has none. With
+    `libraries32` the driver has its 32-bit libraries too, where the layout has a place for them.
     """
 
     gpus: int = 2
@@ -105,6 +106,7 @@ class SimOptions:
     uuids: tuple[str, ...] = ()
     extra_libraries: tuple[str, ...] = ()
     mig: tuple[str, ...] = ()
+    libraries32: bool = False
 
 
 def invalid(option: str, text: object, expected: str) -> GpuhookError:

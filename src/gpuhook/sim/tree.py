@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpuhook.errors import GpuhookError
-from gpuhook.sim import build, cache, kernel, state
+from gpuhook.sim import build, cache, data, kernel, state
 from gpuhook.sim.layouts import LAYOUTS, Layout, Link
 from gpuhook.sim.libraries import LIBRARIES, PROGRAMS, Library
 from gpuhook.sim.options import SimOptions, check, check_faults, check_mig
@@ -140,6 +140,10 @@ def _fill(root: Path, options: SimOptions, now: State) -> None:
     firmware.mkdir(parents=True)
     for name in ("gsp_ga10x.bin", "gsp_tu10x.bin"):
         (firmware / name).write_text(f"{name} {now.driver}, simulated by gpuhook\n")
+    data.write(driver, layout, now.driver)
+    data.write_drm(root, now)
+    if options.libraries32 and layout.libraries32:
+        data.write_narrow(driver, layout.libraries32.format(driver=now.driver), libraries, now.driver)
     for link in layout.links:
         _link(driver, layout, link, now.driver)
     socket = driver / "run/nvidia-persistenced/socket"
