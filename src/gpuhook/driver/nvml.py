@@ -283,7 +283,10 @@ def _refused(nvml: DriverFile, error: object) -> GpuhookError:
     if code == _NO_PYNVML:
         return _failed(text, "install gpuhook again")
     if code == _NO_LIBRARY:
-        return _failed(f"{nvml.path} cannot be loaded: {text}", "install the driver's libraries again")
+        hint = "install the driver's libraries again"
+        if "failed to map segment" in text:  # what the loader says where the kernel lets no program be mapped
+            hint = "mount the file system that it lies on without noexec (findmnt -T names it)"
+        return _failed(f"{nvml.path} cannot be loaded: {text}", hint)
     return _failed(f"NVML failed: {text or 'no reason given'}")
 
 
