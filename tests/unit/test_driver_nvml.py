@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pynvml
@@ -409,3 +410,18 @@ def test_an_error_without_words_is_an_answer_of_another_form() -> None:
             DriverFile("/l", "library", "utility", "l", FileId(0, 0, 0, 0, 0)), b'{"error":{"code":9,"text":9}}', 0
         )
     assert caught.value.reference == "nvml-failed"
+
+
+@pytest.mark.parametrize(
+    ("name", "graphics"),
+    [
+        ("NVIDIA RTX PRO 6000 Blackwell MIG 1g.24gb+gfx", True),
+        (b"NVIDIA RTX PRO 6000 Blackwell MIG 1g.24gb+me+gfx", True),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb+me", False),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", False),
+        ("NVIDIA gfx 1g.10gb", False),
+    ],
+)
+def test_a_mig_device_has_graphics_by_its_profile(name: str | bytes, graphics: bool) -> None:
+    library = SimpleNamespace(NVMLError=OSError, nvmlDeviceGetName=lambda _: name)
+    assert helper.has_graphics(library, None) is graphics
