@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from tests.engines import test_containerd, test_docker, test_kubernetes, test_podman
+from tests.engines import test_containerd, test_docker, test_kubernetes, test_podman, test_versions
 from tests.engines.conftest import engine, golden, images, new_machine, results
 from tests.images import CHECKOUT
 
 __all__ = ["engine", "golden", "images", "new_machine", "results", "system"]
 
-MODULES = (test_docker, test_containerd, test_kubernetes, test_podman)
+MODULES = (test_docker, test_containerd, test_kubernetes, test_podman, test_versions)
 SUITES = ("trixie", "sid")
 
 pytestmark = pytest.mark.runc
