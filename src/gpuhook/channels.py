@@ -15,6 +15,13 @@ DEVICES = "NVIDIA_VISIBLE_DEVICES"
 LABEL = "com.nvidia.volumes.needed"
 BY_MOUNT = "a mount below /var/run/nvidia-container-devices"
 IMEX = "imex/"  # below the folder of mounts, an IMEX channel, which is no device
+SWITCHES = (
+    ("NVIDIA_GDS", "gds"),
+    ("NVIDIA_MOFED", "mofed"),
+    ("NVIDIA_GDRCOPY", "gdrcopy"),
+    ("NVIDIA_NVSWITCH", "nvswitch"),
+)
+_OFF = ("", "disabled")  # values of these that need no remark
 DIGITS = frozenset("0123456789")
 _MOUNTS = "/var/run/nvidia-container-devices/"  # where NVIDIA's device plugin mounts /dev/null
 _KINDS = ("nvidia.com/gpu", "nvidia.com/mig", "k8s.device-plugin.nvidia.com/gpu")  # of CDI, for what is chosen here
@@ -139,6 +146,24 @@ _CHANNELS = (
 def may_use_env(container: "Container", config: "Config") -> bool:
     """Whether the policy lets this container ask by its environment."""
     return container.privileged or config.accept_env_when_unprivileged
+
+
+def switches(
+    container: "Container", config: "Config", env: "dict[str, str]", warnings: "list[str]"
+) -> "tuple[str, ...]":
+    """The devices beside the GPUs that a container asks for: each by a variable that says `enabled`, nothing else."""
+    found = []
+    for name, word in SWITCHES:
+        text = env.get(name, "")
+        if text in _OFF:
+            continue
+        if text != "enabled":
+            warnings.append(f"{name}={shown(text)} has no effect: it takes the one value enabled")
+        elif not may_use_env(container, config):
+            warnings.append(f"{name}=enabled is ignored: request.accept-env-when-unprivileged is false")
+        else:
+            found.append(word)
+    return tuple(found)
 
 
 def legacy(env: "dict[str, str]", config: "Config") -> "tuple[int, int] | None":

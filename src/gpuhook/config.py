@@ -68,6 +68,7 @@ class Config:
     sockets: tuple[str, ...] = ("/run/nvidia-persistenced/socket", "/run/nvidia-fabricmanager/socket")
     directories: tuple[str, ...] = ("/tmp/nvidia-mps",)  # noqa: S108  # where CUDA's MPS has its pipes by default
     nvml_deadline: int = 10
+    make_nodes: bool = True
     accept_env_when_unprivileged: bool = True
     accept_devices_as_volume_mounts: bool = False
     accept_label_annotations: bool = False

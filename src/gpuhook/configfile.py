@@ -223,6 +223,7 @@ KEYS = (
     Key("driver", "sockets", "sockets", _list(_deep_path)),
     Key("driver", "directories", "directories", _list(_deep_path)),
     Key("driver", "nvml-deadline", "nvml_deadline", _seconds(120)),
+    Key("driver", "make-nodes", "make_nodes", _boolean),
     Key("request", "accept-env-when-unprivileged", "accept_env_when_unprivileged", _boolean),
     Key("request", "accept-devices-as-volume-mounts", "accept_devices_as_volume_mounts", _boolean),
     Key("request", "accept-label-annotations", "accept_label_annotations", _boolean),

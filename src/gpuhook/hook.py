@@ -14,6 +14,7 @@ from gpuhook.log import Log
 from gpuhook.model import DriverFile, Image, Node, Plan, Record, replace, value
 from gpuhook.rootfs import Root
 
+_GDS = "/dev/nvidia-fs"  # how the paths of the nodes of GDS begin
 _USAGE = "such arguments are written into the spec by gpuhook-runtime; without them the hook decides by itself"
 
 
@@ -43,11 +44,16 @@ def provide(
     files = plan.select(known, orders.capabilities)
     proc: list[str] = []
     more = of_granted(known, orders, settings)
+    has_gds = _has_gds(orders)
+    if has_gds:
+        from gpuhook.driver import switches  # noqa: PLC0415 - few have more than GPUs
 
     def take() -> sources.Sources:
         taken = sources.acquire(settings.driver_root, files, settings.sockets + settings.directories)
         if nodes:
             sources.acquire_nodes(settings.dev_root, nodes, taken)
+        if has_gds:
+            switches.acquire(settings.driver_root, taken)
         if orders.proc:
             names = proc_names(known, orders)
             proc.extend(driverproc.acquire(settings.proc_root, names, orders.label, taken))
@@ -157,9 +163,15 @@ def same_record(settings: config.Config, prefix: str, identity: str) -> Record:
 
 
 def of_granted(known: Record, orders: Orders, settings: config.Config) -> "tuple[plan.Step, ...]":
-    """What a container that draws gets of its GPUs besides nodes: links to the DRM nodes, the application profile."""
+    """What hangs on the nodes that were granted: for GDS the files that its library reads; for a container that draws
+    links to the DRM nodes and the application profile."""
+    beside: tuple[plan.Step, ...] = ()
+    if _has_gds(orders):
+        from gpuhook.driver import switches  # noqa: PLC0415 - few have more than GPUs
+
+        beside = switches.STEPS
     if "graphics" not in orders.capabilities and "display" not in orders.capabilities:
-        return ()
+        return beside
     from gpuhook.driver import drm  # noqa: PLC0415 - who draws pays for it
 
     gpus = []
@@ -168,7 +180,12 @@ def of_granted(known: Record, orders: Orders, settings: config.Config) -> "tuple
         if migs or gpu.uuid in orders.gpus:
             gpus.append(replace(gpu, migs=migs))
     paths = tuple([text.partition(":")[0] for text in orders.nodes])
-    return (*drm.links(settings, tuple(gpus), paths), plan.profile(tuple(gpus)))
+    return (*beside, *drm.links(settings, tuple(gpus), paths), plan.profile(tuple(gpus)))
+
+
+def _has_gds(orders: Orders) -> bool:
+    """Whether nodes of GDS were granted: with them go the files that its library reads."""
+    return any(text.startswith(_GDS) for text in orders.nodes)
 
 
 def proc_names(known: Record, orders: Orders) -> "tuple[tuple[str, ...], ...]":

@@ -99,12 +99,15 @@ def find_spec(told: state.State) -> oci.Spec:
 def give(told: state.State, spec: oci.Spec, settings: config.Config, prefix: str, log: Log) -> None:
     """Decide, and give the container what it gets. GpuhookError where it can't have what it asks for."""
     from gpuhook import cgroup, containers, devicefilter, grant, hook  # noqa: PLC0415 - a container asks for GPUs
+    from gpuhook.driver import nodes  # noqa: PLC0415
 
     container = spec.container()
     granted = grant.decide(container, settings, prefix)
     if granted is None:
         return
     grant.check_dev(container)
+    for path in nodes.make(settings, granted.nodes):
+        log.write("info", told.id, f"made the device node {path}, which was missing")
     orders = hook.parse(grant.orders(granted, container) + spec.orders())
     # who is not root of the host has no device cgroup: what is mounted is what can be opened
     groups = cgroup.find(told.pid) if config.is_host_root() else None

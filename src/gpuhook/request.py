@@ -16,6 +16,7 @@ from gpuhook.channels import (
     mounted,
     plain_index,
     plain_name,
+    switches,
 )
 from gpuhook.errors import GpuhookError, shown
 from gpuhook.model import Demand, Request
@@ -70,6 +71,7 @@ def read(container: "Container", config: "Config") -> "Request | None":
     disabled = _disabled_by(env, config, warnings)
     demands = _demands(container, env, config, disabled, warnings)
     channels = _channels(container, config, env, warnings)
+    beside = switches(container, config, env, warnings)
     return Request(
         devices=devices,
         origin=origin,
@@ -80,6 +82,7 @@ def read(container: "Container", config: "Config") -> "Request | None":
         near_misses=_near_misses(env),
         mig=_mig(env, container.privileged),
         channels=channels,
+        switches=beside,
         cuda_visible=env.get("CUDA_VISIBLE_DEVICES", "")[:MOST_BYTES],
     )
 

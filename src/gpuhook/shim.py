@@ -9,6 +9,7 @@ import time
 from _stat import S_ISREG
 
 from gpuhook import cmdline, config, grant, jsonio, linux, oci, request
+from gpuhook.driver import nodes
 from gpuhook.errors import GpuhookError
 from gpuhook.log import Log
 from gpuhook.model import Container, Node
@@ -79,6 +80,8 @@ def edit(
             log.write("warning", name, ignored)
         return
     replaced = write(spec, container, granted, settings, prefix)
+    for path in nodes.make(settings, granted.nodes):
+        log.write("info", name, f"made the device node {path}, which was missing")
     for node in granted.nodes:
         _link_number(node, settings.dev_root)
     for path in replaced:

@@ -45,7 +45,7 @@ def host(folder: Path) -> Callable[..., Config]:
             ("nvidia-uvm-tools", UVM, 1),
         ):
             node(folder / "dev" / name, major, minor, mode)
-        return Config(dev_root=str(folder), proc_root=str(folder))
+        return Config(dev_root=str(folder), proc_root=str(folder), make_nodes=False)
 
     return make
 

@@ -8,7 +8,7 @@ import pytest
 from gpuhook import grant, sim
 from gpuhook.errors import GpuhookError
 from gpuhook.model import Container
-from gpuhook.sim.options import check
+from gpuhook.sim.options import check, gpu_uuid
 from gpuhook.sim.state import capability
 from tests.unit.driver_support import config_of, copy_of
 
@@ -103,6 +103,83 @@ def test_cuda_visible_devices_is_warned_about(divided: Path, folder: Path) -> No
 
 
 def test_an_imex_channel_without_a_node_is_named(divided: Path, folder: Path) -> None:
+    """It is planned, and nothing is made by deciding; where nothing may be made the container is refused."""
+    container = box("0", NVIDIA_IMEX_CHANNELS="3")
+    planned = [node for node in decide(divided, container, folder).nodes if node.missing]
+    assert [node.path for node in planned] == ["/dev/nvidia-caps-imex-channels/channel3"]
+    assert not (divided / "dev/nvidia-caps-imex-channels").exists()
     with pytest.raises(GpuhookError, match="channel3 is missing") as caught:
-        decide(divided, box("0", NVIDIA_IMEX_CHANNELS="3"), folder)
+        grant.decide(container, config_of(divided, make_nodes=False), str(folder))
     assert caught.value.reference == "node-missing"
+
+
+@pytest.fixture(scope="module")
+def shuffled(place: Path) -> Path:
+    """A host where NVML's order, the PCI addresses' and the minors' are three orders."""
+    buses = ("0000:84:00.0", "0000:0b:00.0", "0001:0b:00.0")
+    sim.create(place / "shuffled", sim.SimOptions(gpus=3, minors=(2, 0, 1), bus_ids=buses))
+    return place / "shuffled"
+
+
+FORMS = {
+    "r31-index": ("0", "1", "2"),
+    "bus": ("0000:84:00.0", "0b:00.0", "0001:0b:00.0"),
+    "long-bus": ("00000000:84:00.0", "00000000:0B:00.0", "00000001:0B:00.0"),
+    "uuid": tuple(gpu_uuid(index) for index in range(3)),
+    "beginning": tuple(gpu_uuid(index)[:12] for index in range(3)),
+}
+
+
+@pytest.mark.parametrize("names", FORMS.values(), ids=FORMS)
+def test_r31_index_address_uuid_and_minor_have_orders_of_their_own(
+    names: tuple[str, ...], shuffled: Path, folder: Path
+) -> None:
+    """Each form leads to the one card, and its node is that of the card's minor, never that of its place in a list."""
+    for name, minor, index in zip(names, (2, 0, 1), range(3), strict=True):
+        granted = decide(shuffled, box(name), folder)
+        assert [gpu.index for gpu in granted.gpus] == [index]
+        assert given(granted) == [f"/dev/nvidia{minor}"]
+    assert given(decide(shuffled, box(f"{names[2]},{names[0]}"), folder)) == ["/dev/nvidia1", "/dev/nvidia2"]
+    assert given(decide(shuffled, box("all"), folder)) == ["/dev/nvidia2", "/dev/nvidia0", "/dev/nvidia1"]
+
+
+def test_r31_capabilities_go_by_the_minor(shuffled: Path, folder: Path) -> None:
+    """The kernel's table of MIG capabilities counts minors, NVML counts its own indices."""
+    driver = copy_of(shuffled, folder / "parted")
+    sim.set_mig(driver, ["0=1/0", "1=2/0"])
+    for name, minor, gi in (("0:0", 2, 1), ("1:0", 0, 2)):
+        nodes = [f"{CAP}{capability(minor, gi)}", f"{CAP}{capability(minor, gi, 0)}"]
+        assert given(decide(driver, box(name), folder)) == [f"/dev/nvidia{minor}", *nodes]
+
+
+SWITCHES = {
+    "NVIDIA_GDS": ["/dev/nvidia-fs0", "/dev/nvidia-fs1"],
+    "NVIDIA_GDRCOPY": ["/dev/gdrdrv"],
+    "NVIDIA_NVSWITCH": ["/dev/nvidia-nvswitchctl", "/dev/nvidia-nvswitch0"],
+}
+
+
+def switched(devices: str, name: str) -> Container:
+    return Container((("NVIDIA_VISIBLE_DEVICES", devices), (name, "enabled")))
+
+
+def test_switches(sim_driver: Path, folder: Path) -> None:
+    """Each brings its own nodes beside the GPU's, and is refused by its name where this host has none."""
+    driver = copy_of(sim_driver, folder / "switched")
+    with pytest.raises(GpuhookError, match=r"NVIDIA_GDRCOPY=enabled asks for \S+/dev/gdrdrv, and there is none, and"):
+        decide(driver, box("0", NVIDIA_GDRCOPY="enabled"), folder)
+    sim.set_switches(driver, ["gds", "mofed", "gdrcopy", "nvswitch"])
+    for name, paths in SWITCHES.items():
+        assert given(decide(driver, switched("0", name), folder)) == ["/dev/nvidia0", *paths]
+        assert given(decide(driver, switched("none", name), folder)) == paths
+    assert given(decide(driver, box("0"), folder)) == ["/dev/nvidia0"]
+    assert "/dev/infiniband/uverbs0" in given(decide(driver, box("0", NVIDIA_MOFED="enabled"), folder))
+
+
+def test_r98_a_server_without_modeset(sim_driver: Path, folder: Path) -> None:
+    """Graphics and display without nvidia-modeset: the module is not loaded, and nobody misses it."""
+    driver = copy_of(sim_driver, folder / "headless")
+    (driver / "dev/nvidia-modeset").unlink()
+    granted = decide(driver, box("0", NVIDIA_DRIVER_CAPABILITIES="all"), folder)
+    assert "/dev/nvidia0" in given(granted)
+    assert "/dev/nvidia-modeset" not in given(granted)

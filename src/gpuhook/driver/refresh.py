@@ -12,7 +12,7 @@ import time
 
 from gpuhook import cuda, jsonio, linux
 from gpuhook.config import Config, trusted
-from gpuhook.driver import key, nvml, record
+from gpuhook.driver import key, making, nvml, record
 from gpuhook.driver.discover import Found, discover
 from gpuhook.driver.record import Stored
 from gpuhook.errors import GpuhookError
@@ -164,6 +164,7 @@ def _record(config: Config, version: str, found: Found) -> Record:
     library, computing = found.library("libnvidia-ml"), found.library("libcuda")
     if library is None:
         raise _no_library(config, version, found, computing is not None)
+    making.before_nvml(config)
     answer = nvml.ask(config, library, computing)
     if answer.driver != version:
         raise _mismatch(version, answer.driver)

@@ -6,6 +6,18 @@ tests) knows that a driver is simulated: gpuhook is pointed at the directory by 
 
 from gpuhook.sim.layouts import LAYOUTS, Layout
 from gpuhook.sim.options import BRANDS, FAULTS, SimOptions
+from gpuhook.sim.switches import set_switches
 from gpuhook.sim.tree import create, init_count, set_fault, set_mig
 
-__all__ = ["BRANDS", "FAULTS", "LAYOUTS", "Layout", "SimOptions", "create", "init_count", "set_fault", "set_mig"]
+__all__ = [
+    "BRANDS",
+    "FAULTS",
+    "LAYOUTS",
+    "Layout",
+    "SimOptions",
+    "create",
+    "init_count",
+    "set_fault",
+    "set_mig",
+    "set_switches",
+]

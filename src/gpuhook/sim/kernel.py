@@ -9,6 +9,7 @@ import platform
 import shutil
 import stat
 import uuid
+from collections.abc import Collection
 from pathlib import Path
 
 from gpuhook.errors import GpuhookError
@@ -39,6 +40,14 @@ _HARMLESS = (
 # may open these, so a test of device rules needs the former.
 _MEMORY = (5, 3, 7, 9, 8)
 
+# What NVIDIA_GDS and its like stand for: a kernel driver's name in /proc/devices, and its nodes.
+SWITCHES = {
+    "gds": ("nvidia-fs", ("nvidia-fs0", "nvidia-fs1")),
+    "mofed": ("infiniband_verbs", ("infiniband/uverbs0", "infiniband/rdma_cm")),
+    "gdrcopy": ("gdrdrv", ("gdrdrv",)),
+    "nvswitch": ("nvidia-nvswitch", ("nvidia-nvswitchctl", "nvidia-nvswitch0")),
+}
+
 _CONTROL = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
 
 
@@ -59,6 +68,7 @@ def write_module(root: Path, state: State, major: int) -> None:
             (driver / f"capabilities/gpu{state.gpus[index].minor}/mig").mkdir(parents=True)
         for path, content in _module_files(state, version).items():
             _write(root / path, content)
+    lines += [f"{major:3} {name}" for name, nodes in SWITCHES.values() if (root / "dev" / nodes[0]).exists()]
     lines += ["", "Block devices:", "  7 loop", "254 virtblk", ""]
     _write(root / "proc/devices", "\n".join(lines))
 
@@ -157,6 +167,22 @@ def divide(root: Path, state: State) -> None:
             nodes.setdefault(number, minors[index % len(minors)])
     for number, minor in nodes.items():
         _node(directory / f"nvidia-cap{number}", major, minor)
+
+
+def switch(root: Path, state: State, words: Collection[str]) -> None:
+    """Give the host the drivers of these words and no other: their nodes, each word's of a stand-in that no GPU has."""
+    directory = root / "dev"
+    major, _, gpus = _shared_out(directory)
+    minors = gpus[len(state.gpus) :] or gpus
+    (directory / "infiniband").mkdir(exist_ok=True)
+    (directory / "infiniband").chmod(0o755)
+    for number, (word, (_, names)) in enumerate(SWITCHES.items()):
+        for name in names:
+            (directory / name).unlink(missing_ok=True)
+            if word in words:
+                _node(directory / name, major, minors[number % len(minors)])
+    if "mofed" in words:
+        _write(root / "proc/misc", f"{os.minor((directory / 'infiniband/rdma_cm').stat().st_rdev):3} rdma_cm\n")
 
 
 def _shared_out(directory: Path) -> tuple[int, list[int], list[int]]:
