@@ -6,7 +6,7 @@ layout that an editor misjudges can lose anything: the edit is refused instead.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from gpuhook.engines.model import ABSENT, Add, Set, Step, Undo, Value
@@ -16,8 +16,15 @@ Path = tuple[str, ...]
 Tree = dict[str, Any]
 
 
+class UnsafeEditError(Exception):
+    """An editor can't make an edit in this text."""
+
+
 class Editor(Protocol):
-    """One language's way to edit a text. Each edit assumes what its sentence says, and keeps every other byte."""
+    """One language's way to edit a text. Each edit assumes what its sentence says, and keeps what else is there.
+
+    Each may raise UnsafeEditError.
+    """
 
     table: str  # what the language calls a table: `object`, `table`
 
@@ -83,11 +90,12 @@ class _Document:
         line = self.editor.line_of(self.read, keypath)
         return self.path if line is None else f"{self.path}:{line}"
 
-    def _settle(self, text: str, tree: Tree, edited: Path) -> None:
-        """Take a text that shall say what `tree` says."""
+    def _settle(self, edit: Callable[[], str], tree: Tree, edited: Path) -> None:
+        """Make an edit of the text, which shall say then what `tree` says."""
         try:
+            text = edit()
             found = self.editor.parse(self.path, text)
-        except GpuhookError as error:
+        except (UnsafeEditError, GpuhookError) as error:
             raise self._unsafe(edited) from error
         if not same(found, tree):
             raise self._unsafe(edited)
@@ -95,9 +103,12 @@ class _Document:
 
     def _unsafe(self, keypath: Path) -> GpuhookError:
         name = self.editor.name(keypath)
+        depth = len(keypath)
+        while depth > 1 and self.editor.line_of(self.read, keypath[:depth]) is None:
+            depth -= 1  # the table that the key would go into
         return GpuhookError(
             "engine-config-invalid",
-            f"{self.at(keypath)}: {name} can't be edited safely: the text after it would say something else",
+            f"{self.at(keypath[:depth])}: {name} can't be edited safely: the text after it would say something else",
             f"set {name} by hand, or have the values written to a file of their own: --drop-in FILE",
         )
 
@@ -118,19 +129,19 @@ class _Document:
         for key in keypath[:-1]:
             table = table.setdefault(key, {})
         table[keypath[-1]] = copy.deepcopy(value)
-        self._settle(self.editor.put(self.text, keypath, value), tree, keypath)
+        self._settle(lambda: self.editor.put(self.text, keypath, value), tree, keypath)
 
     def remove(self, keypath: Path) -> None:
         """Take out one key."""
         tree = copy.deepcopy(self.tree)
         del get(tree, keypath[:-1])[keypath[-1]]
-        self._settle(self.editor.remove(self.text, keypath), tree, keypath)
+        self._settle(lambda: self.editor.remove(self.text, keypath), tree, keypath)
 
     def append(self, keypath: Path, value: str) -> None:
         """Add to a list that is there."""
         tree = copy.deepcopy(self.tree)
         get(tree, keypath).append(value)
-        self._settle(self.editor.append(self.text, keypath, value), tree, keypath)
+        self._settle(lambda: self.editor.append(self.text, keypath, value), tree, keypath)
 
     def drop(self, keypath: Path, value: str) -> None:
         """Take the last such element out of a list; ours was put at the end."""
@@ -138,7 +149,7 @@ class _Document:
         items = get(tree, keypath)
         index = max(index for index, item in enumerate(items) if same(item, value))
         del items[index]
-        self._settle(self.editor.drop(self.text, keypath, index), tree, keypath)
+        self._settle(lambda: self.editor.drop(self.text, keypath, index), tree, keypath)
 
     def prune(self, keypath: Path, kept: int) -> None:
         """Take out a key that is there, with the tables around it, `kept` keys deep, that would be left empty."""
@@ -194,11 +205,11 @@ class _Document:
             elif found is not ABSENT and not isinstance(found, dict):
                 raise self._wrong_type(step.path[:end], found, self.editor.table)
         parent = step.path[:-1]
-        if isinstance(step, Add) or not isinstance(step.value, dict):
-            text = self.editor.opened(self.text, parent)
+        if parent and (isinstance(step, Add) or not isinstance(step.value, dict)):
+            text = self.text
+            self._settle(lambda: self.editor.opened(text, parent), self.tree, step.path)
             if text != self.text:
                 self.undos.append(Undo(Set(parent, {}), {}, len(parent)))
-                self._settle(text, self.tree, parent)
 
     def _wrong_type(self, keypath: Path, found: Value, wanted: str) -> GpuhookError:
         name = self.editor.name(keypath)
@@ -227,7 +238,7 @@ class _Document:
             self._undo_add(step, undo, now)
         elif step.value == {} and undo.before == {}:
             if isinstance(now, dict):  # the table was written out for a key that went into it
-                self._settle(self.editor.closed(self.text, step.path), self.tree, step.path)
+                self._settle(lambda: self.editor.closed(self.text, step.path), self.tree, step.path)
         elif now is ABSENT:
             if undo.before is ABSENT:
                 self.prune_empty(step.path, undo.kept)
