@@ -2,10 +2,13 @@
 since the machine's /etc is nobody else's."""
 
 import functools
+import itertools
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from tests.conftest import World
 from tests.engines.machine import Machine, Result, Running
@@ -46,6 +49,7 @@ class Podman:
         self.env = {"PODMAN_IGNORE_CGROUPSV1_WARNING": "1"}
         self.config = Path("/etc/containers/containers.conf")
         self.configured: tuple[str, ...] | None = None
+        self._numbers = itertools.count()
 
     def start(self) -> None:
         """Write the machine's settings, and see that podman answers."""
@@ -103,10 +107,6 @@ class Podman:
         """One call of podman."""
         return self.machine.run("podman", *arguments, user=self.user, env=self.env, timeout=timeout)
 
-    def begin(self, *arguments: str | Path) -> Running:
-        """A call that is not waited for."""
-        return self.machine.start("podman", *arguments, user=self.user, env=self.env)
-
     def check(self, *arguments: str | Path) -> str:
         """The output of a call that must not fail."""
         done = self(*arguments)
@@ -115,7 +115,14 @@ class Podman:
 
     def run(self, *arguments: str | Path, runtime: str = "gpuhook") -> Result:
         """`podman run` with that runtime (empty: with podman's default)."""
-        return self(*self.run_words(runtime), *arguments)
+        with self.begin_run(*arguments, runtime=runtime) as begun:
+            return begun.result()
+
+    def begin_run(self, *arguments: str | Path, runtime: str = "gpuhook") -> "Run":
+        """As `run`, but not waited for."""
+        log = self.folder / f"container{next(self._numbers)}.log"
+        words = ["podman", *self.run_words(runtime), f"--log-opt=path={log}", *arguments]
+        return Run(self.machine.start(*words, user=self.user, env=self.env), log)
 
     def run_words(self, runtime: str = "gpuhook") -> list[str]:
         """What comes before the options of `podman run`."""
@@ -136,6 +143,32 @@ class Podman:
 
     def stop(self) -> None:
         """There is no daemon; what runs ends with the machine."""
+
+
+@dataclass
+class Run:
+    """A `podman run` that was started. What the container says is taken from its log: podman attaches to a container
+    that has begun, and on a busy machine misses what a short one says."""
+
+    running: Running
+    log: Path
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.running.kill()
+
+    def result(self) -> Result:
+        """Wait for the end. `err` is podman's own where no container said anything there."""
+        done = self.running.result()
+        said = {"stdout": "", "stderr": ""}
+        for line in self.log.read_text().splitlines() if self.log.exists() else ():
+            _, stream, tag, text = line.split(" ", 3)
+            said[stream] += text + ("\n" if tag == "F" else "")  # P: the line goes on
+        return Result(done.code, said["stdout"], said["stderr"] or done.err)
 
 
 class RootlessPodman(Podman):

@@ -168,7 +168,7 @@ def test_two_at_once(podman: Podman, results: Results) -> None:
     for file in kept:
         file.unlink()
     asked = [
-        podman.begin(*podman.run_words(), "--rm", f"--env=NVIDIA_VISIBLE_DEVICES={number}", GPU, *SEES[:2], node)
+        podman.begin_run("--rm", f"--env=NVIDIA_VISIBLE_DEVICES={number}", GPU, *SEES[:2], node)
         for number, node in ((0, SEES[2]), (1, SEES[3]))
     ]
 
