@@ -93,22 +93,32 @@ def test_a_node_that_is_missing_is_warned_about(host: Host) -> None:
     assert "udevadm" in warnings[0]
 
 
-WRONG: dict[str, Callable[[Host], object]] = {
-    "another number": lambda host: (host.root / "sys/bus/pci/devices/0000:0b:00.0/drm/card1/dev").write_text("226:9"),
-    "no number": lambda host: (host.root / "sys/bus/pci/devices/0000:0b:00.0/drm/card1/dev").write_text("x"),
-    "no file": lambda host: (host.root / "sys/bus/pci/devices/0000:0b:00.0/drm/card1/dev").unlink(),
-    "a link": lambda host: [
-        (host.root / "dev/dri/card1").rename(host.root / "dev/dri/x"),
-        (host.root / "dev/dri/card1").symlink_to("x"),
-    ],
-    "a file": lambda host: [(host.root / "dev/dri/card1").unlink(), (host.root / "dev/dri/card1").touch()],
+NUMBER, NODE = "sys/bus/pci/devices/0000:0b:00.0/drm/card1/dev", "dev/dri/card1"
+
+
+def _as_a_link(root: Path) -> None:
+    (root / NODE).rename(root / "dev/dri/x")
+    (root / NODE).symlink_to("x")
+
+
+def _as_a_file(root: Path) -> None:
+    (root / NODE).unlink()
+    (root / NODE).touch()
+
+
+WRONG: dict[str, Callable[[Path], object]] = {
+    "another number": lambda root: (root / NUMBER).write_text("226:9"),
+    "no number": lambda root: (root / NUMBER).write_text("x"),
+    "no file": lambda root: os.unlink(root / NUMBER),
+    "a link": _as_a_link,
+    "a file": _as_a_file,
 }
 
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_node_that_is_not_the_kernels_is_not_given(host: Host, wrong: str) -> None:
     host.card("0000:0b:00.0", "card1")
-    WRONG[wrong](host)
+    WRONG[wrong](host.root)
     found, warnings = drm.of_gpus(host.config, (FIRST,))
     assert found == ()
     assert "GPU 0 (00000000:0b:00.0)" in warnings[0]
