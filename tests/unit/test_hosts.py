@@ -19,7 +19,7 @@ from gpuhook import sim
 from gpuhook.cli import main
 from tests import bundles, sandbox
 from tests.images import LOADERS, MULTIARCH
-from tests.unit.test_golden_plans import GOLDEN, multiarch
+from tests.unit.test_golden_plans import GOLDEN, lib64, multiarch
 
 V = sim.SimOptions().driver
 REQUEST = ("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all")
@@ -117,6 +117,37 @@ def test_from_the_root(layout: str, hosts: Callable[[str], Path], image: Path, i
     assert text(document) == (GOLDEN / "hosts" / f"{layout}.txt").read_text()
 
 
+def arch(tree: Path) -> None:
+    """Arch's layout: one directory for all libraries."""
+    (tree / "usr/lib").mkdir(parents=True)
+    for name, text in (("usr/lib64", "lib"), ("lib", "usr/lib"), ("lib64", "usr/lib")):
+        (tree / name).symlink_to(text)
+    shutil.copy(os.path.realpath(LOADERS[MULTIARCH]), tree / f"usr/lib/{Path(LOADERS[MULTIARCH]).name}")
+    shutil.copy(f"/lib/{MULTIARCH}/libc.so.6", tree / "usr/lib/libc.so.6")
+
+
+IMAGES = {"multiarch": (multiarch, f"/usr/lib/{MULTIARCH}"), "lib64": (lib64, "/usr/lib64"), "arch": (arch, "/usr/lib")}
+
+
+@pytest.mark.parametrize("layout", ["arch", "ubuntu", "fedora"])
+@pytest.mark.parametrize(("make", "libdir"), IMAGES.values(), ids=IMAGES)
+def test_r62_the_image_says_where_libraries_go(
+    layout: str,
+    make: Callable[[Path], None],
+    libdir: str,
+    hosts: Callable[[str], Path],
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Never the host's directory: each image has its own."""
+    image = folder / "image"
+    image.mkdir()
+    make(image)
+    document = explained(layout, hosts, image, folder, capsys)
+    targets = {mount["target"].rpartition("/")[0] for mount in document["mounts"] if mount["kind"] == "library"}
+    assert targets == {libdir}
+
+
 def in_machine(layout: str, host: Path, image: Path, installed: Path, folder: Path) -> dict[str, Any]:
     """What the installed `gpuhook explain` says in a machine whose / is the tree, laid over this machine's."""
 
@@ -162,7 +193,7 @@ def _lend_loader(root: Path) -> None:
     real = Path(os.path.realpath(loader))
     there = root / loader[1:]
     folder = Path(os.path.realpath(there.parent))
-    if str(folder).startswith(str(root)) is False:
+    if not folder.is_relative_to(root):  # a link to an absolute path, which is the other machine's
         folder = root / str(folder).lstrip("/")
     if not (folder / there.name).exists():
         shutil.copy(real, folder / there.name)
