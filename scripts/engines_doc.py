@@ -16,6 +16,8 @@ from typing import Any
 PAGE = Path(__file__).resolve().parents[1] / "docs/engines.md"
 MARKED = re.compile(r"<!-- results of (\S+) -->\n.*?<!-- end -->", re.DOTALL)
 _ROW = ("engine", "version", "runtime", "runtime_version", "cgroup")
+_GPU = re.compile(r"GPU container(?! in )(?: by (?P<way>.+))?")  # what the first table is about
+_COLUMNS = [(runtime, cgroup) for runtime in ("runc", "crun") for cgroup in ("v1", "v2", "hybrid")]
 
 
 def gathered(lines: list[dict[str, Any]], runs: list[str]) -> dict[str, Any]:
@@ -50,6 +52,30 @@ def _numbers(version: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", version)]
 
 
+def overview(report: dict[str, Any]) -> list[str]:
+    """Where GPU containers work: a line for each version of an engine and way to make them, and why not."""
+    cells: dict[tuple[str, ...], dict[tuple[str, str], str]] = {}
+    reasons: list[str] = []
+    for row in report["rows"]:
+        of = dict.fromkeys(row["works"], "") | row["fails"]
+        for what, why in of.items():
+            found = _GPU.fullmatch(what)
+            if not found:
+                continue
+            if why and why not in reasons:
+                reasons.append(why)
+            key = (f"{row['engine']} {row['version']}", found["way"] or "")
+            cell = f"no ({reasons.index(why) + 1})" if why else "yes"
+            cells.setdefault(key, {})[row["runtime"], row["cgroup"]] = cell
+    lines = [
+        f"| engine | by | {' | '.join(' '.join(column) for column in _COLUMNS)} |",
+        f"|---|---|{'---|' * len(_COLUMNS)}",
+    ]
+    for (engine, way), found_cells in cells.items():
+        lines.append(f"| {engine} | {way} | {' | '.join(found_cells.get(column, '') for column in _COLUMNS)} |")
+    return [*lines, "", *(f"{number}. {why}" for number, why in enumerate(reasons, 1))]
+
+
 def table(report: dict[str, Any], name: str) -> str:
     """The text between the marks."""
     lines = [
@@ -57,6 +83,12 @@ def table(report: dict[str, Any], name: str) -> str:
         "",
         f"[{name}]({name}): {', '.join(report['runs'])}; Linux {', '.join(report['kernel'])};"
         f" gpuhook {', '.join(report['gpuhook'])}.",
+        "",
+        "Where a container gets GPUs (empty: not tried):",
+        "",
+        *overview(report),
+        "",
+        "All that was tried:",
         "",
         "| engine | low-level runtime | cgroups | works | does not, and why |",
         "|---|---|---|---|---|",

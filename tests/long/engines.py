@@ -13,10 +13,11 @@ import pytest
 from tests.engines import test_containerd, test_docker, test_kubernetes, test_podman, test_versions
 from tests.engines.conftest import engine, golden, images, new_machine, results
 from tests.images import CHECKOUT
+from tests.unit import test_engines_containerd_real
 
 __all__ = ["engine", "golden", "images", "new_machine", "results", "system"]
 
-MODULES = (test_docker, test_containerd, test_kubernetes, test_podman, test_versions)
+MODULES = (test_docker, test_containerd, test_engines_containerd_real, test_kubernetes, test_podman, test_versions)
 SUITES = ("trixie", "sid")
 
 pytestmark = pytest.mark.runc
@@ -45,3 +46,9 @@ def _taken(module: ModuleType) -> dict[str, Any]:
 
 for module in MODULES:
     globals().update(_taken(module))
+
+
+@pytest.fixture
+def real(system: Path, tmp_path: Path) -> test_engines_containerd_real.Real:
+    """The containerd that is asked what a configuration comes to; it needs no library but the C library."""
+    return test_engines_containerd_real.Real(str(system / "usr/bin/containerd"), tmp_path)

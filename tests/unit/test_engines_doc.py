@@ -24,7 +24,7 @@ def test_the_table_is_that_of_the_kept_run() -> None:
 def test_a_changed_result_would_be_seen() -> None:
     found = engines_doc.MARKED.search(PAGE)
     assert found
-    other = PAGE.replace(found[0], found[0].replace("GPU container", "everything", 1), 1)
+    other = PAGE.replace(found[0], found[0].replace("| GPU container", "| everything", 1), 1)
     assert other != PAGE
     assert engines_doc.written(other, ROOT / "docs") != other
 
@@ -66,3 +66,30 @@ def test_rows_are_gathered_from_the_named_runs() -> None:
     assert "| docker 9.1 | runc 1.1 | v1 | exec | update: the kernel |" in engines_doc.table(report, "engines/x.json")
     with pytest.raises(SystemExit, match="no run 4"):
         engines_doc.gathered(lines, ["4"])
+
+
+def test_the_overview() -> None:
+    """A reason is told once, however often it holds; what else works is not in it."""
+    lines = [
+        line("1", "GPU container by ctr"),
+        line("1", "GPU container in a GPU container"),
+        *(
+            line("1", f"GPU container{way}", "the kernel", version)
+            for way in ("", " by hooks")
+            for version in ("2", "9.1")
+        ),
+        {**line("1", "GPU container", "a bug", "2"), "runtime": "crun", "cgroup": "hybrid"},
+    ]
+
+    assert engines_doc.overview(engines_doc.gathered(lines, [])) == [
+        "| engine | by | runc v1 | runc v2 | runc hybrid | crun v1 | crun v2 | crun hybrid |",
+        "|---|---|---|---|---|---|---|---|",
+        "| docker 2 |  | no (2) |  |  |  |  | no (1) |",
+        "| docker 2 | hooks | no (2) |  |  |  |  |  |",
+        "| docker 9.1 | ctr | yes |  |  |  |  |  |",
+        "| docker 9.1 |  | no (2) |  |  |  |  |  |",
+        "| docker 9.1 | hooks | no (2) |  |  |  |  |  |",
+        "",
+        "1. a bug",
+        "2. the kernel",
+    ]
