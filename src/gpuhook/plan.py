@@ -132,7 +132,7 @@ def _binaries(files: "tuple[DriverFile, ...]") -> "list[Step]":
 def _firmware(files: "tuple[DriverFile, ...]") -> "list[Step]":
     """Read by the kernel only; inside a container it serves tools that look for it, so it never stops a start."""
     return [
-        Bind(item.path, item.path, "firmware", optional=True, reason="the GPU's firmware")
+        Bind(item.path, item.target, "firmware", optional=True, reason="the GPU's firmware")
         for item in files
         if item.kind == "firmware"
     ]
