@@ -27,7 +27,8 @@ GL = library("libGLX_nvidia.so.535.161.08", "libGLX_nvidia.so.0", "graphics")
 ENCODE = library("libnvidia-encode.so.535.161.08", "libnvidia-encode.so.1", "video")
 NEW = library("libnvidia-unknown.so.535.161.08", "libnvidia-unknown.so.535.161.08", "*")
 SMI = DriverFile("/usr/lib/nvidia/current/nvidia-smi", "binary", "utility", "nvidia-smi", ID)
-GSP = DriverFile("/lib/firmware/nvidia/535.161.08/gsp_tu10x.bin", "firmware", "*", "gsp_tu10x.bin", ID)
+FIRMWARE = "/lib/firmware/nvidia/535.161.08/gsp_tu10x.bin"
+GSP = DriverFile(f"/nix/store/x{FIRMWARE}", "firmware", "*", "gsp_tu10x.bin", ID, target=FIRMWARE)
 FILES = (CUDA, CUDA32, ML, GL, ENCODE, NEW, SMI, GSP)
 RECORD = Record("r1", "535.161.08", (12, 2), False, "x86-64", (), FILES)
 DEBIAN = Image("glibc", "x86-64", "/usr/lib/x86_64-linux-gnu")
@@ -89,10 +90,10 @@ def test_libraries_go_where_the_image_has_its_own(image: Image) -> None:
     assert targets(made(image), "library") == {f"{image.libdir}/{item.name}": item.path for item in (CUDA, ML)}
 
 
-def test_binaries_go_to_usr_bin_and_firmware_stays() -> None:
+def test_binaries_go_to_usr_bin_and_firmware_to_its_place() -> None:
     steps = made(files=(SMI, GSP))
     assert targets(steps, "binary") == {"/usr/bin/nvidia-smi": SMI.path}
-    assert targets(steps, "firmware") == {GSP.path: GSP.path}
+    assert targets(steps, "firmware") == {FIRMWARE: GSP.path}
     assert [step.optional for step in steps.steps if isinstance(step, Bind)] == [False, True]
 
 
