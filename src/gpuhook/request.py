@@ -208,13 +208,13 @@ def _refuse_flag_syntax(plain: str, origin: str) -> None:
             )
 
 
-def _expanded(token: str) -> "list[str]":
+def _expanded(token: str, most: int = MOST_ITEMS - 1) -> "list[str]":
     """The indices of a range `0-3`, in order; any other token, and a range that is none, as it stands."""
     first, dash, last = token.partition("-")
     if not dash or not plain_index(first) or not plain_index(last):
         return [token]
     low, high = int(first), int(last)
-    if low > high or high - low >= MOST_ITEMS:
+    if low > high or high - low > most:
         return [token]
     return [str(index) for index in range(low, high + 1)]
 
@@ -263,7 +263,7 @@ def _channels(
             return ()
     found: dict[int, None] = {}
     for text in texts:
-        for item in _expanded(text):
+        for item in _expanded(text, MOST_CHANNEL):
             if not plain_index(item) or int(item) > MOST_CHANNEL:
                 raise GpuhookError(
                     "device-invalid",

@@ -146,10 +146,15 @@ def test_a_broken_configuration_is_a_problem_and_the_rest_is_looked_at(ask: Ask,
 
 
 def test_a_missing_node_is_a_problem_and_names_the_cure(ask: Ask, well: World, sim_driver: Path, folder: Path) -> None:
-    """R95: nvidia-uvm is not there until something makes it."""
+    """R95: nvidia-uvm is not there until something makes it. Where gpuhook may, that is no problem."""
     driver = copy_of(sim_driver, folder / "driver")
     (driver / "dev/nvidia-uvm").unlink()
     well.use_driver(driver)
+    status, document, _ = ask()
+    noted = one(document["host"], "nodes")
+    assert (status, noted["level"], "/dev/nvidia-uvm: missing" in noted["message"]) == (0, "note", True)
+    assert not (driver / "dev/nvidia-uvm").exists()
+    well.use_driver(driver, "make-nodes = false\n")
     status, document, _ = ask()
     problem = one(document["host"], "nodes")
     assert (status, problem["level"]) == (98, "problem")

@@ -76,6 +76,7 @@ GIVEN = {
 
 @pytest.mark.parametrize(("capabilities", "names"), GIVEN.values(), ids=GIVEN)
 def test_control_nodes(capabilities: tuple[str, ...], names: list[str], host: Callable[..., Config]) -> None:
+    """R94: the complete list for each capability, so that none is lost."""
     assert [item.path for item in nodes.control(host(), capabilities)] == [f"/dev/{name}" for name in names]
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuhook import grant, sim
+from gpuhook import grant, hook, sim
 from gpuhook.errors import GpuhookError
 from gpuhook.model import Container
 from gpuhook.sim.options import check, gpu_uuid
@@ -135,8 +135,11 @@ def test_r31_index_address_uuid_and_minor_have_orders_of_their_own(
     names: tuple[str, ...], shuffled: Path, folder: Path
 ) -> None:
     """Each form leads to the one card, and its node is that of the card's minor, never that of its place in a list."""
-    for name, minor, index in zip(names, (2, 0, 1), range(3), strict=True):
+    buses = ("0000:84:00.0", "0000:0b:00.0", "0001:0b:00.0")
+    for name, minor, index, bus in zip(names, (2, 0, 1), range(3), buses, strict=True):
         granted = decide(shuffled, box(name), folder)
+        orders = hook.parse(grant.orders(granted, Container((), root="/")))
+        assert bus in hook.proc_names(granted.record, orders)[0][-1]  # its directory of /proc/driver/nvidia
         assert [gpu.index for gpu in granted.gpus] == [index]
         assert given(granted) == [f"/dev/nvidia{minor}"]
     assert given(decide(shuffled, box(f"{names[2]},{names[0]}"), folder)) == ["/dev/nvidia1", "/dev/nvidia2"]

@@ -115,8 +115,11 @@ def test_editing_again_changes_no_byte(tmp_path: Path, times: int, stage: str) -
 
 
 def test_a_node_and_rule_that_are_there_are_not_doubled(tmp_path: Path) -> None:
-    """docker --device gave one GPU already: one device, one rule, ours last."""
+    """R91, R92: docker --device gave one GPU, and some tool all of a major: one device, one rule, ours last; what
+    others wrote stays."""
     spec = docker()
+    wide = {"allow": True, "type": "c", "major": 195, "access": "rwm"}
+    spec["linux"]["resources"]["devices"].append(wide)
     spec["linux"]["devices"] = [
         {"path": "/dev/fuse", "type": "c", "major": 10, "minor": 229},
         {"path": "/dev/nvidia0", "type": "c", "major": 195, "minor": 9, "fileMode": 384},
@@ -134,6 +137,7 @@ def test_a_node_and_rule_that_are_there_are_not_doubled(tmp_path: Path) -> None:
     ]
     assert part["devices"][-1]["minor"] == 0
     assert part["resources"]["devices"].count(rule) == 1
+    assert part["resources"]["devices"].count(wide) == 1
 
 
 def test_a_later_denial_does_not_take_ours_away(tmp_path: Path) -> None:

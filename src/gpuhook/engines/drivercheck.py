@@ -97,7 +97,14 @@ def _nodes(host: Host, settings: Config, known: Record, *, has_containers: bool)
     except GpuhookError as error:
         yield Finding("problem", "nodes", error.message, error.hint)
         return
-    yield Finding("ok", "nodes", f"{len(found)} device nodes, with the numbers of /proc/devices")
+    absent = [node.path for node in found if node.missing]
+    if absent:
+        text = f"{_some(absent)}: missing, as after a boot; gpuhook makes what a container is granted"
+        yield Finding(
+            "note", "nodes", text, "`nvidia-modprobe -c 0 -u` as root makes them; nvidia-persistenced, at boot"
+        )
+    else:
+        yield Finding("ok", "nodes", f"{len(found)} device nodes, with the numbers of /proc/devices")
     paths = {node.path for node in found}
     if "/dev/nvidia-modeset" not in paths:
         text = "/dev/nvidia-modeset is not there: containers do without; only displays need it"
