@@ -43,6 +43,12 @@ def decide(container: Container, config: Config, prefix: str) -> Grant | None:
     gpus = devices.select(asked, known.gpus)
     matter = circumstances(container, asked, config, known, gpus)
     warnings += requirement.check(demands, *matter, asked.near_misses, config.allow_disable_require)
+    beside: tuple[Node, ...] = ()
+    if asked.switches:
+        from gpuhook.driver import switches  # noqa: PLC0415 - few ask for more than GPUs
+
+        beside, doubts = switches.nodes_of(config, asked.switches)
+        warnings += doubts
     cards: tuple[Node, ...] = ()
     if "graphics" in asked.capabilities or "display" in asked.capabilities:
         from gpuhook.driver import drm  # noqa: PLC0415 - who draws pays for it
@@ -56,6 +62,7 @@ def decide(container: Container, config: Config, prefix: str) -> Grant | None:
         nodes=nodes.control(config, asked.capabilities)
         + nodes.of_gpus(config, gpus)
         + nodes.beside(config, asked.mig, asked.channels)
+        + beside
         + cards,
         compat=compat_allowed(config, gpus),
         warnings=asked.warnings + devices.left_out(asked, known.gpus) + devices.renumbered(asked, gpus) + warnings,

@@ -72,7 +72,15 @@ EXPLAIN = these(
                 outcomes=many(these(gpu=maybe(COUNT), way=TEXT, failed=many(TEXT), lacking=TEXT)),
             )
         ),
-        "nodes": many(these(path=TEXT, major=COUNT, minor=COUNT, mode={"type": "string", "pattern": "^0[0-7]{3}$"})),
+        "nodes": many(
+            these(
+                path=TEXT,
+                major=COUNT,
+                minor=COUNT,
+                mode={"type": "string", "pattern": "^0[0-7]{3}$"},
+                missing=FLAG,
+            )
+        ),
         "hook": these(stage=TEXT, entry={"type": "object", "required": ["path", "args", "env"]}, replaces=many(TEXT)),
     },
     outcome=OUTCOME,

@@ -27,6 +27,8 @@ def request_part(container: Container, asked: Request, settings: Config) -> dict
         "capabilities": list(asked.capabilities),
         "capabilities_by": request.CAPABILITIES if words else "",
         "capabilities_value": words,
+        "switches": list(asked.switches),
+        "channels": list(asked.channels),
         "requirements": [{"origin": item.origin, "text": item.text} for item in asked.demands],
         "disabled_by": asked.disabled_by,
         "policy": {
@@ -86,7 +88,13 @@ def _result(result: Result) -> dict[str, object]:
 def add_grant(document: dict[str, Any], granted: grant.Grant) -> None:
     """The device nodes."""
     document["nodes"] = [
-        {"path": node.path, "major": node.major, "minor": node.minor, "mode": f"{node.mode & 0o777:04o}"}
+        {
+            "path": node.path,
+            "major": node.major,
+            "minor": node.minor,
+            "mode": f"{node.mode & 0o777:04o}",
+            "missing": node.missing,
+        }
         for node in granted.nodes
     ]
 
@@ -229,6 +237,12 @@ def hints(container: Container, granted: grant.Grant) -> list[str]:
                 f"LD_LIBRARY_PATH has {shown(folder)}, and the loader looks there before it finds the host's driver: "
                 f"{what}; leave that folder out"
             )
+    draws = [word for word in ("graphics", "display") if word in granted.request.capabilities]
+    if draws and not any(node.path == "/dev/nvidia-modeset" for node in granted.nodes):
+        found.append(
+            f"no /dev/nvidia-modeset: this host does not have it, as a server without screens (nvidia-modeset is not "
+            f"loaded); {draws[0]} works without it, but for output to a screen"
+        )
     if "utility" not in granted.request.capabilities:
         found.append(
             f"no nvidia-smi and no libnvidia-ml: {request.CAPABILITIES} does not name utility, and what it names takes "

@@ -137,6 +137,10 @@ def _request(document: dict[str, Any]) -> list[str]:
         f"devices       {_cut(devices)}  ({asked['by']}={_cut(asked['value'])})",
         f"capabilities  {', '.join(asked['capabilities']) or 'none'}  ({words})",
     ]
+    if asked["switches"]:
+        rows.append(f"beside GPUs   {', '.join(asked['switches'])}")
+    if asked["channels"]:
+        rows.append(f"IMEX channel  {_cut(', '.join(map(str, asked['channels'])))}")
     rows += [f"requirement   {_cut(item['text'])}  ({_cut(item['origin'])})" for item in asked["requirements"]]
     policy = asked["policy"]
     if not policy["request.accept-env-when-unprivileged"]:
@@ -198,7 +202,10 @@ def _migs(gpu: dict[str, Any]) -> str:
 
 
 def _nodes(document: dict[str, Any]) -> list[str]:
-    rows = [f"{node['path']}  {node['major']}:{node['minor']}" for node in document.get("nodes", ())]
+    rows = [
+        f"{node['path']}  {node['major']}:{node['minor']}{', missing, made at the start' if node['missing'] else ''}"
+        for node in document.get("nodes", ())
+    ]
     return _part("device nodes (read and write; all others of the driver stay closed)", rows)
 
 
