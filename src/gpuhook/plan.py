@@ -79,12 +79,14 @@ def make(  # noqa: PLR0917 - what the container gets, kind by kind
     steps += _covers(files, image)
     steps += _binaries(files)
     steps += _firmware(files)
-    steps += _data(files, image)
+    data = _data(files, image)
+    steps += [step for step in data if isinstance(step, Bind)]
     steps += [Bind(path, path, "socket", optional=True, reason="a daemon of the driver") for path in sockets]
     steps += [Bind(path, path, "directory", optional=True, reason="a daemon of the driver") for path in directories]
     steps += [Bind(path, path, "proc", reason="the driver's words on the granted GPUs alone") for path in proc]
     steps += [Bind(node.path, node.path, "node", reason="granted, and not in the spec") for node in nodes]
     steps += _links(files, image, covered)
+    steps += [step for step in data if not isinstance(step, Bind)]
     steps += more
     cache = _loader_cache(files, image, record)
     if cache is not None:

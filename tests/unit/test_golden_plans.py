@@ -18,6 +18,7 @@ import pytest
 
 from gpuhook import sim
 from gpuhook.cli import main
+from gpuhook.sim.data import shared_object
 from tests import bundles
 from tests.images import LOADERS, MULTIARCH
 
@@ -28,17 +29,18 @@ REQUESTS = {
     "first": ("NVIDIA_VISIBLE_DEVICES=0",),
     "none": ("NVIDIA_VISIBLE_DEVICES=none",),
     "utility": ("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=utility"),
+    "everything": ("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=all"),
 }
 
 
 def multiarch(tree: Path) -> None:
     """Debian's and Ubuntu's layout."""
-    _glibc(tree, f"usr/lib/{MULTIARCH}")
+    _glibc(tree, f"usr/lib/{MULTIARCH}", "usr/lib/i386-linux-gnu")
 
 
 def lib64(tree: Path) -> None:
     """Fedora's and RHEL's layout."""
-    _glibc(tree, "usr/lib64")
+    _glibc(tree, "usr/lib64", "usr/lib")
 
 
 def leftovers(tree: Path) -> None:
@@ -67,9 +69,11 @@ def leftovers(tree: Path) -> None:
 IMAGES = {"multiarch": multiarch, "lib64": lib64, "leftovers": leftovers}
 
 
-def _glibc(tree: Path, libdir: str) -> None:
-    """The least of a glibc image: this machine's loader and C library, and the links of a merged /usr."""
+def _glibc(tree: Path, libdir: str, narrow: str) -> None:
+    """The least of a glibc image: this machine's loader and C library, one for 32 bits, the links of a merged /usr."""
     (tree / libdir).mkdir(parents=True)
+    (tree / narrow).mkdir(parents=True, exist_ok=True)
+    (tree / narrow / "libc.so.6").write_bytes(shared_object("libc.so.6"))
     (tree / "usr/lib64").mkdir(exist_ok=True)
     (tree / "usr/lib").mkdir(exist_ok=True)
     for name in ("lib", "lib64"):
@@ -86,7 +90,7 @@ def prefixes(place: Path) -> dict[str, Path]:
     for layout in LAYOUTS:
         prefix = found[layout] = place / f"golden-{layout}"
         (prefix / "etc/gpuhook").mkdir(parents=True)
-        sim.create(prefix / "driver", sim.SimOptions(layout=layout))
+        sim.create(prefix / "driver", sim.SimOptions(layout=layout, libraries32=True))
         roots = ("driver-root", "dev-root", "proc-root", "sys-root")
         text = "".join(f'{key} = "{prefix}/driver"\n' for key in roots)
         (prefix / "etc/gpuhook/runtime.toml").write_text(f"[driver]\n{text}")
@@ -165,6 +169,7 @@ def lines(document: dict[str, Any]) -> list[str]:
         *(f"node {node['path']} {node['mode']}" for node in document["nodes"]),
         f"hook {document['hook']['stage']} {entry['path']} {' '.join(entry['args'])}",
         f"image {image['loader']} {image['machine']} {image['libdir']}",
+        *([f"32-bit libraries {image['libdir32']}"] if image["libdir32"] else []),
         *([f"compat {image['compat']} {image['compat_version']}"] if image["compat"] else []),
     ]
     for mount in document["mounts"]:
@@ -172,7 +177,11 @@ def lines(document: dict[str, Any]) -> list[str]:
         notes += [] if mount["present"] else ["not on this host"]
         found.append(f"{mount['kind']} {mount['target']} <- {mount['source']} ({', '.join(notes)})")
     found += [f"link {link['target']} -> {link['text']} ({link['reason']})" for link in document["links"]]
+    for item in document["files"]:
+        found.append(f"file {item['target']} ({item['reason']})")
+        found += [f"  {line}" for line in item["text"].splitlines()]
     found += [f"cache {item['name']} {item['path']}" for item in cache["entries"]]
+    found += [f"cache of 32 bits {item['name']} {item['path']}" for item in cache["entries32"]]
     found += [f"cache directory {path}" for path in cache["directories"]]
     found += [f"note {text}" for text in document["notes"]]
     found += [f"warning {text}" for text in document["warnings"]]

@@ -181,3 +181,12 @@ def test_r151_graphics_without_a_description_on_the_host(
     if warned:
         assert V in found[0]
         assert "nvidia-vulkan-icd" in found[0]
+
+
+def test_mounts_come_before_links_and_files_and_the_cache_is_last() -> None:
+    more = (plan.profile((gpu(0),)),)
+    files = (replace(ICD, text="{}"), GLX, XGLX, CL)
+    kinds = [type(step).__name__ for step in plan.make(RECORD, files, DEBIAN, ("/run/a",), more=more).steps]
+    first = [number for number, kind in enumerate(kinds) if kind in ("Link", "Write")]
+    assert kinds[: first[0]] == ["Bind"] * first[0]
+    assert kinds[first[-1] + 1 :] == ["LoaderCache"]
