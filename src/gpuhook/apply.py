@@ -11,6 +11,7 @@ from _stat import S_ISCHR
 
 from gpuhook import driverproc, ldcache, ldconf, linux, rootfs
 from gpuhook.errors import GpuhookError
+from gpuhook.image import SPARE
 from gpuhook.model import Bind, Image, Link, LoaderCache, Plan, Write
 from gpuhook.sources import Sources, failed
 
@@ -41,6 +42,7 @@ class Mounter:
     def run(self, steps: Plan) -> "list[str]":
         """Do every step, or none. Returns warnings; raises the GpuhookError of the step that failed, after undoing."""
         warnings = []
+        foreign: dict[str, list[str]] = {}
         try:
             for step in steps.steps:
                 done = len(self.undo)
@@ -49,15 +51,19 @@ class Mounter:
                     if warning:
                         warnings.append(warning)
                 except GpuhookError as error:
-                    if isinstance(step, LoaderCache) or not step.optional:
+                    spared = isinstance(error, rootfs.ForeignError) and not _is_library(step)
+                    if isinstance(step, LoaderCache) or not (step.optional or spared):
                         raise
                     self._undo_to(done)
                     self.directories.clear()  # a directory that was made for this step is gone again
-                    warnings.append(f"left out {step.target}: {error.message}")
+                    if spared:
+                        foreign.setdefault(error.message, []).append(step.target)
+                    else:
+                        warnings.append(f"left out {step.target}: {error.message}")
         except BaseException:
             self._undo_to(0)
             raise
-        return warnings
+        return warnings + [_left_out(targets, reason) for reason, targets in foreign.items()]
 
     def _do(self, step: "Bind | Link | Write | LoaderCache") -> str:
         if isinstance(step, Bind):
@@ -203,15 +209,47 @@ class Mounter:
         machine = self.image.machine
         if self.image.loader == "musl":
             text = ldconf.musl_path(self.root, machine, step.directories)
-            if text is not None:
-                self._write(ldconf.musl_file(machine), text)
-            return ""
+            return "" if text is None else self._write_over(ldconf.musl_file(machine), text, step)
         new = ldconf.updated(self.root, step, machine)
-        if new.include is not None:
-            self._write(ldconf.CONF, new.include)
-        self._write(ldconf.OUR_CONF, new.conf)
-        self._write(ldconf.CACHE, new.cache)
-        return "; ".join(new.warnings)
+        for path, text in ((ldconf.CONF, new.include), (ldconf.OUR_CONF, new.conf)):
+            try:
+                if text is not None:
+                    self._write(path, text)
+            except rootfs.ForeignError:  # then a later ldconfig is the user's, or can't write a cache either
+                break
+        told = self._write_over(ldconf.CACHE, new.cache, step)
+        return "; ".join([*new.warnings, told] if told else new.warnings)
+
+    def _write_over(self, path: str, data: bytes, step: LoaderCache) -> str:
+        """Replace a file; on a read-only file system cover it. A warning where it is the user's or not there."""
+        try:
+            self._write(path, data)
+            return ""
+        except rootfs.ForeignError as error:
+            reason = error.message
+            if error.reference != "rootfs-not-writable":
+                return f"{path} stays as it is: {reason}; {_by_hand(step)}"
+        try:
+            folder, name = self._parent(path)
+            target = rootfs.entry(folder, name)
+        except (rootfs.ForeignError, OSError):
+            return f"{path} is not there: {reason}; {_by_hand(step)}"
+        handle = -1
+        spare = f"{SPARE}/{name}"
+        try:
+            if rootfs.kind_of(posix.fstat(target).st_mode) != "file":
+                return f"{path} stays as it is: {reason}; {_by_hand(step)}"
+            self._write(spare, data)
+            handle = linux.open_tree(*self._parent(spare), linux.OPEN_TREE_CLONE | linux.AT_SYMLINK_NOFOLLOW)
+            linux.move_mount(handle, target)
+            self.undo.append(lambda: linux.unmount_at(folder, name))
+        except OSError as error:
+            raise failed(f"mounting {spare} at {path}", error) from None
+        finally:
+            posix.close(target)
+            if handle >= 0:
+                posix.close(handle)
+        return ""
 
     def _write(self, path: str, data: bytes) -> None:
         """Replace a small file of the image whole; what it held is remembered for the undoing.
@@ -299,6 +337,20 @@ class Mounter:
                 self.undo.pop()()
             except OSError:  # what can't be taken back dies with the container; go on with the rest
                 pass
+
+
+def _is_library(step: "Bind | Link | Write | LoaderCache") -> bool:
+    return isinstance(step, Bind) and step.kind == "library" and not step.optional
+
+
+def _left_out(targets: "list[str]", reason: str) -> str:
+    """One sentence for all that could not be put into a place of the user's."""
+    more = f" and {len(targets) - 8} more" if len(targets) > 8 else ""
+    return f"left out {', '.join(targets[:8])}{more}: {reason}"
+
+
+def _by_hand(step: LoaderCache) -> str:
+    return f"for programs that do not find the driver's libraries set LD_LIBRARY_PATH={':'.join(step.directories)}"
 
 
 def _remover(parent: int, name: str) -> "Callable[[], None]":

@@ -9,12 +9,14 @@ import posix
 from gpuhook import cuda, devices, request, requirement
 from gpuhook.config import Config
 from gpuhook.driver import nodes, record
-from gpuhook.errors import GpuhookError
+from gpuhook.errors import GpuhookError, shown
 from gpuhook.model import Container, Gpu, Node, Record, Request, value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+LIMIT_FOLDERS = 64  # of LD_LIBRARY_PATH that are looked at
 
 
 @value
@@ -65,8 +67,26 @@ def decide(container: Container, config: Config, prefix: str) -> Grant | None:
         + beside
         + cards,
         compat=compat_allowed(config, gpus),
-        warnings=asked.warnings + devices.left_out(asked, known.gpus) + devices.renumbered(asked, gpus) + warnings,
+        warnings=library_path(container)
+        + asked.warnings
+        + devices.left_out(asked, known.gpus)
+        + devices.renumbered(asked, gpus)
+        + warnings,
     )
+
+
+def library_path(container: Container) -> tuple[str, ...]:
+    """Warnings where LD_LIBRARY_PATH names folders whose libcuda a program should not load by accident."""
+    found: tuple[str, ...] = ()
+    for folder in dict(container.env).get("LD_LIBRARY_PATH", "").split(":", LIMIT_FOLDERS)[:LIMIT_FOLDERS]:
+        name = folder.rstrip("/").rpartition("/")[2]
+        if name in ("stubs", "compat") and len(found) < 2:
+            what = "stubs that only serve to link" if name == "stubs" else "libraries that may not fit this driver"
+            found += (
+                f"LD_LIBRARY_PATH has {shown(folder)}, and the loader looks there before it finds the host's driver: "
+                f"{what}; leave that folder out",
+            )
+    return found
 
 
 def policy(asked: Request, config: Config) -> str:

@@ -6,14 +6,19 @@ out of the root. The answer is a value; what to do about it is the plan's.
 Hot path.
 """
 
+import errno
 import posix
 
-from gpuhook import elf, jsonio, version
+from gpuhook import elf, jsonio, linux, version
 from gpuhook.errors import GpuhookError
-from gpuhook.model import DriverFile, Image
+from gpuhook.model import DriverFile, Image, replace
+from gpuhook.rootfs import IN_ROOT
 
 COMPAT = "/usr/local/cuda/compat"  # where CUDA images have their forward-compatibility libraries
 _NOTE = (b".note.cuda.fwd_compatibility", b"NVIDIA Corporation")  # section and owner of what their libcuda says
+
+# Where libraries go when nothing can be made in the image's own directory: below the tmpfs that every spec mounts.
+SPARE = "/dev/.gpuhook"
 
 LIMIT_NAMES = 65536  # in a library directory of the image; Arch has 10 000 in one
 LIMIT_COVER = 256  # files of the image that one container may have covered
@@ -55,12 +60,33 @@ def look(root: "Root", libraries: tuple[DriverFile, ...], compat: bool) -> Image
         libdir = "/usr/lib"
     found = _compat(root, machine) if compat and loader == "glibc" else ("", "", ())
     level, branches = compat_note(root, f"{found[0]}/libcuda.so.{found[1]}") if found[0] else ((), ())
-    cover, narrow = _cover(root, libdir, tuple([item for item in libraries if item.bits != 32])), ""
-    if any(item.bits == 32 for item in libraries):
-        narrow = _narrow_directory(root, machine, libdir)
-        if narrow:
-            cover += _cover(root, narrow, tuple([item for item in libraries if item.bits == 32]))
+    narrow = _narrow_directory(root, machine, libdir) if any(item.bits == 32 for item in libraries) else ""
+    if not _can_make(root, libdir) or (narrow and not _can_make(root, narrow)):
+        return spared(Image(loader, machine, libdir, *found, (), narrow, level, branches))
+    cover = _cover(root, libdir, tuple([item for item in libraries if item.bits != 32]))
+    if narrow:
+        cover += _cover(root, narrow, tuple([item for item in libraries if item.bits == 32]))
     return Image(loader, machine, libdir, *found, cover, narrow, level, branches)
+
+
+def spared(found: Image) -> Image:
+    """The image where its library directory is a volume, or its file system read-only: libraries go elsewhere."""
+    return replace(found, libdir=f"{SPARE}/lib", libdir32=f"{SPARE}/lib32" if found.libdir32 else "", cover=())
+
+
+def _can_make(root: "Root", directory: str) -> bool:
+    """Whether something can be made in a directory: it, or the nearest one above, is the root's own and writable."""
+    if posix.fstatvfs(root.fd).f_flag & posix.ST_RDONLY:
+        return False
+    while True:
+        try:
+            posix.close(root.open(directory or "/", linux.O_PATH, IN_ROOT | linux.RESOLVE_NO_XDEV))
+        except OSError as error:
+            if error.errno == errno.ENOENT and directory:
+                directory = directory.rpartition("/")[0]
+                continue
+            return error.errno != errno.EXDEV  # what else is the matter shows when something is made
+        return True
 
 
 def _native() -> str:

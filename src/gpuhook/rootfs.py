@@ -13,7 +13,7 @@ from _stat import S_ISBLK, S_ISCHR, S_ISDIR, S_ISFIFO, S_ISLNK, S_ISREG, S_ISSOC
 from gpuhook import linux
 from gpuhook.errors import GpuhookError
 
-_IN_ROOT = linux.RESOLVE_IN_ROOT | linux.RESOLVE_NO_MAGICLINKS
+IN_ROOT = linux.RESOLVE_IN_ROOT | linux.RESOLVE_NO_MAGICLINKS
 ONE_NAME = linux.RESOLVE_BENEATH | linux.RESOLVE_NO_SYMLINKS | linux.RESOLVE_NO_MAGICLINKS | linux.RESOLVE_NO_XDEV
 PROC_ROOT_INO = 1  # include/linux/proc_fs.h: the root of every procfs (and of a tmpfs: `self` tells them apart)
 _LINKS = 40  # as the kernel's MAXSYMLINKS
@@ -37,6 +37,10 @@ def open_proc() -> int:
             "mount procfs at /proc",
         )
     return fd
+
+
+class ForeignError(GpuhookError):
+    """Nothing can be made at a place: it lies on a volume of the container, or on a read-only file system."""
 
 
 class Root:
@@ -68,7 +72,7 @@ class Root:
 
     # --- looking ------------------------------------------------------------------------------------------------
 
-    def open(self, path: str, flags: int = linux.O_PATH, resolve: int = _IN_ROOT) -> int:
+    def open(self, path: str, flags: int = linux.O_PATH, resolve: int = IN_ROOT) -> int:
         """A handle of what `path` leads to. OSError as openat2(2)."""
         return linux.openat2(self.fd, path, flags, resolve)
 
@@ -243,7 +247,7 @@ class Root:
         at = path
         while True:
             try:
-                fd = self.open(at, linux.O_PATH | posix.O_DIRECTORY, _IN_ROOT | linux.RESOLVE_NO_XDEV)
+                fd = self.open(at, linux.O_PATH | posix.O_DIRECTORY, IN_ROOT | linux.RESOLVE_NO_XDEV)
                 break
             except OSError as error:
                 if error.errno != errno.ENOENT or at == "/":
@@ -314,21 +318,23 @@ def unescaped(text: bytes) -> bytes:
 def unsafe(what: str, error: OSError) -> GpuhookError:
     """The error for something in a container's root that can't be used as it is."""
     code = error.errno
+    kind = ForeignError if code in (errno.EXDEV, errno.EBUSY, errno.EROFS) else GpuhookError
     if code in (errno.ENOSPC, errno.EDQUOT):
         return GpuhookError("rootfs-not-writable", f"{what} can't be made: {error.strerror}", "make room on that disk")
     if code in (errno.EROFS, errno.EACCES, errno.EPERM):
-        return GpuhookError(
+        return kind(
             "rootfs-not-writable",
             f"{what} can't be made: {error.strerror}",
             "give the container a root file system that the runtime may write (its own read-only flag does no harm)",
         )
     reason = {
         errno.EXDEV: "it lies on another mount, a volume of the container",
+        errno.EBUSY: "the container mounts something of its own there",
         errno.ELOOP: "it leads through a loop of links, a dangling link or a magic link",
         errno.ENOTDIR: "something on the way is no directory",
         errno.EEXIST: "something of another type stands there",
     }.get(code or 0, error.strerror)
-    return GpuhookError("rootfs-unsafe", f"{what} can't be used: {reason}", "see what the image has at that path")
+    return kind("rootfs-unsafe", f"{what} can't be used: {reason}", "see what the image has at that path")
 
 
 def kind_of(mode: int) -> str:

@@ -51,13 +51,21 @@ PLAN = {
     "mounts": many(these(source=TEXT, target=TEXT, kind=TEXT, optional=FLAG, present=FLAG, reason=TEXT, left_out=TEXT)),
     "links": many(these(target=TEXT, text=TEXT, reason=TEXT)),
     "files": many(these(target=TEXT, text=TEXT, reason=TEXT)),
-    "loader_cache": maybe(these(entries=many(these(name=TEXT, path=TEXT)), directories=many(TEXT), reason=TEXT)),
+    "loader_cache": maybe(
+        these(
+            entries=many(these(name=TEXT, path=TEXT)),
+            entries32=many(these(name=TEXT, path=TEXT)),
+            directories=many(TEXT),
+            reason=TEXT,
+        )
+    ),
 }
 OUTCOME: Schema = {"enum": ["granted", "nothing", "refused"]}
 
 EXPLAIN = these(
     {
         **PLAN,
+        "libcuda": maybe(these({}, path=TEXT, why=TEXT, **{"from": {"enum": ["host", "image"]}})),
         "why_not": TEXT,
         "request": {"type": "object", "required": ["by", "value", "devices", "capabilities", "requirements", "policy"]},
         "host_gpus": many(GPU),

@@ -6,14 +6,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from gpuhook import devices, driverproc, grant, hook, image, ldconf, plan, request, requirement, version
+from gpuhook import cuda, devices, driverproc, grant, hook, image, ldconf, plan, request, requirement, version
 from gpuhook.cli import gpus
 from gpuhook.config import Config
 from gpuhook.driver import record
 from gpuhook.errors import shown
-from gpuhook.model import Bind, Container, Image, Link, LoaderCache, Plan, Record, Request, Write, replace
+from gpuhook.model import Bind, Container, DriverFile, Image, Link, LoaderCache, Plan, Record, Request, Write, replace
 from gpuhook.requirement import Result
 from gpuhook.rootfs import Root, open_proc, unsafe
+
+_CUDA = "libcuda.so.1"
 
 
 def request_part(container: Container, asked: Request, settings: Config) -> dict[str, object]:
@@ -111,11 +113,89 @@ def add_plan(
     if container.root:
         with looking(container.root) as root:
             known, compat = granted.record, granted.compat
-            steps, found = hook.steps(root, known, files, settings, compat=compat, proc=proc, more=more)
+            container = resolved(container, root)
+            parts = steps_for(root, known, files, settings, container, compat=compat, proc=proc, more=more)
+            document["libcuda"] = libcuda(container, granted, settings, *parts, root)
     else:
         found = usual_image(granted.record)
         steps = plan.make(granted.record, files, found, settings.sockets, settings.directories, proc, more=more)
-    add_steps(document, steps, found, settings, container)
+        parts = steps, found
+        document["libcuda"] = libcuda(container, granted, settings, *parts, None)
+    add_steps(document, *parts, settings, container)
+
+
+def resolved(container: Container, root: Root) -> Container:
+    """The container with its mounts at the places where a runtime puts them, which follows links inside the root.
+
+    Each stands there by its further name too where one of /usr's folders has a link beside /usr.
+    """
+    mounts = [(source, root.real(path) or path) for source, path in container.mounts]
+    links = [(link, root.real(link)) for link in ("/lib", "/lib64", "/bin", "/sbin")]
+    for source, path in mounts[:]:
+        for link, real in links:
+            if real not in (None, link) and path.startswith(f"{real}/"):
+                mounts.append((source, link + path[len(real or "") :]))
+    return replace(container, mounts=tuple(mounts))
+
+
+def steps_for(
+    root: Root,
+    known: Record,
+    files: tuple[DriverFile, ...],
+    settings: Config,
+    container: Container,
+    *,
+    compat: bool,
+    proc: tuple[str, ...],
+    more: "tuple[plan.Step, ...]",
+) -> tuple[Plan, Image]:
+    """As `hook.steps`, which sees the container's volumes where this reads of them."""
+    steps, found = hook.steps(root, known, files, settings, compat=compat, proc=proc, more=more)
+    if any(folder and _volume(f"{folder}/x", container) for folder in (found.libdir, found.libdir32)):
+        found = image.spared(found)
+        steps = plan.make(known, files, found, settings.sockets, settings.directories, proc, more=more)
+    return steps, found
+
+
+def libcuda(  # noqa: PLR0917 - all that decides it
+    container: Container, granted: grant.Grant, settings: Config, steps: Plan, found: Image, root: Root | None
+) -> dict[str, str] | None:
+    """Which libcuda a program of the container loads, and why; None where it gets none, or has no loader."""
+    cache = next((step for step in steps.steps if isinstance(step, LoaderCache)), None)
+    path = dict(cache.entries).get(_CUDA) if cache else None
+    if path is None:
+        return None
+    known = granted.record
+    used, why = cuda.compat_used(found, known.driver, known.cuda)
+    if used:
+        version_ = found.compat_version
+        told = {"from": "image", "why": f"the image's forward-compatibility libraries ({version_}) go first: {why}"}
+    else:
+        own = image.look(root, (), compat=True) if root else found
+        why = _why_not_compat(own, granted, settings, why)
+        told = {"from": "host", "why": f"the host's driver ({known.driver}){why}"}
+    for folder in dict(container.env).get("LD_LIBRARY_PATH", "").replace(";", ":").split(":"):
+        where = root.real(folder) if root and folder.startswith("/") else None
+        if root is None or where is None:
+            continue
+        first = f"LD_LIBRARY_PATH names {folder}, and the loader looks there before its cache"
+        if where == found.libdir:
+            return {"path": f"{where}/{_CUDA}", "from": "host", "why": f"the host's driver ({known.driver}): {first}"}
+        if root.kind(f"{where}/{_CUDA}") == "file":
+            return {"path": f"{where}/{_CUDA}", "from": "image", "why": f"the image's own: {first}"}
+    return {"path": path, **told}
+
+
+def _why_not_compat(own: Image, granted: grant.Grant, settings: Config, why: str) -> str:
+    """Why the image's forward-compatibility libraries do not go first; empty where it has none."""
+    if not own.compat:
+        return ""
+    brands = sorted({gpu.brand for gpu in granted.gpus if not cuda.forward_compat(gpu.brand)})
+    if settings.cuda_compat == "off":
+        why = "the key requirement.cuda-compat is off"
+    elif brands:
+        why = f"CUDA accepts none on brand {shown(', '.join(brands), 80)}"
+    return f"; the image's forward-compatibility libraries ({own.compat_version}) stay unused: {why}"
 
 
 def add_steps(document: dict[str, Any], steps: Plan, found: Image, settings: Config, container: Container) -> None:
@@ -131,12 +211,16 @@ def add_steps(document: dict[str, Any], steps: Plan, found: Image, settings: Con
     }
     document |= _steps(steps, settings.driver_root, container)
     document["warnings"] += steps.warnings
-    needed = [step.target for step in steps.steps if isinstance(step, Bind | Link) and _must(step)]
-    if document["loader_cache"] is not None:
-        needed.append(ldconf.CACHE)
-    for target in needed:
-        if _volume(target, container):
-            raise unsafe(os.path.dirname(target), OSError(errno.EXDEV, ""))
+    volume = _volume(ldconf.CACHE, container)
+    if document["loader_cache"] is not None and (volume or ldconf.CACHE in [path for _, path in container.mounts]):
+        where = f"lies in {volume}, which" if volume else "is a file that"
+        document["warnings"].append(
+            f"{ldconf.CACHE} {where} the container mounts, and stays as it is: "
+            f"programs may not find the driver's libraries in {found.libdir}"
+        )
+    for step in steps.steps:
+        if isinstance(step, Bind) and step.kind == "library" and _volume(step.target, container):
+            raise unsafe(os.path.dirname(step.target), OSError(errno.EXDEV, ""))
 
 
 def proc_paths(known: Record, orders: hook.Orders, settings: Config) -> tuple[str, ...]:
@@ -173,11 +257,6 @@ def usual_image(known: Record) -> Image:
     return Image(loader="glibc", machine=known.machine, libdir=f"/usr/lib/{triplet}")
 
 
-def _must(step: Bind | Link) -> bool:
-    """Whether a start fails where the step can't be done."""
-    return not step.optional and not (isinstance(step, Bind) and step.kind == "proc")
-
-
 def _volume(target: str, container: Container) -> str:
     """The mount of the container's own that `target` would lie in, and nothing is put into; `` where there is none."""
     above = [path for _, path in container.mounts if target.startswith(f"{path.rstrip('/')}/")]
@@ -189,7 +268,7 @@ def _left_out(step: Bind, container: Container) -> str:
     """What of the container's own mounts keeps a step from being done (apply.py), in words."""
     if any(path == step.target for _, path in container.mounts):
         return "the container mounts something of its own there"
-    volume = _volume(step.target, container) if step.optional else ""
+    volume = "" if step.kind in ("proc", "library") else _volume(step.target, container)
     return f"it would lie in {volume}, which the container mounts" if volume else ""
 
 
@@ -216,6 +295,7 @@ def _steps(steps: Plan, driver_root: str, container: Container) -> dict[str, Any
             case LoaderCache():
                 parts["loader_cache"] = {
                     "entries": [{"name": name, "path": path} for name, path in step.entries],
+                    "entries32": [{"name": name, "path": path} for name, path in step.entries32],
                     "directories": list(step.directories),
                     "reason": step.reason,
                 }
@@ -229,14 +309,6 @@ def hints(container: Container, granted: grant.Grant) -> list[str]:
     """What people trip over in a container that starts."""
     env = dict(container.env)
     found = []
-    for folder in env.get("LD_LIBRARY_PATH", "").split(":"):
-        name = folder.rstrip("/").rpartition("/")[2]
-        if name in ("stubs", "compat"):
-            what = "stubs that only serve to link" if name == "stubs" else "libraries that may not fit this driver"
-            found.append(
-                f"LD_LIBRARY_PATH has {shown(folder)}, and the loader looks there before it finds the host's driver: "
-                f"{what}; leave that folder out"
-            )
     draws = [word for word in ("graphics", "display") if word in granted.request.capabilities]
     if draws and not any(node.path == "/dev/nvidia-modeset" for node in granted.nodes):
         found.append(

@@ -41,6 +41,7 @@ def lines(document: dict[str, Any]) -> list[str]:
         _links(document),
         _files(document),
         _cache(document),
+        _libcuda(document),
         _remarks("notes", document["notes"]),
         _remarks("warnings", document["warnings"]),
         _outcome(document),
@@ -274,10 +275,16 @@ def _cache(document: dict[str, Any]) -> list[str]:
     if cache is None:
         return []
     rows = [
-        f"{cache['reason']}; {len(cache['entries'])} names",
+        f"{cache['reason']}; {len(cache['entries'])} names"
+        + (f", {len(cache['entries32'])} for 32-bit programs" if cache["entries32"] else ""),
         *(f"directory {_cut(item)}" for item in cache["directories"]),
     ]
     return _part("loader cache", rows)
+
+
+def _libcuda(document: dict[str, Any]) -> list[str]:
+    found = document.get("libcuda")
+    return _part("the libcuda that programs load", [_cut(found["path"]), _cut_long(found["why"])] if found else [])
 
 
 def _remarks(name: str, texts: list[str]) -> list[str]:

@@ -156,5 +156,6 @@ def _plan(document: dict[str, Any], known: Record, orders: Orders, container: Co
                 "this is the plan for an empty one"
             )
         more = hook.of_granted(known, orders, settings)
-        steps = hook.steps(inside, known, files, settings, compat=orders.compat, proc=proc, more=more)
-        explain_plan.add_steps(document, *steps, settings, container)
+        compat, container = orders.compat, explain_plan.resolved(container, inside)
+        parts = explain_plan.steps_for(inside, known, files, settings, container, compat=compat, proc=proc, more=more)
+        explain_plan.add_steps(document, *parts, settings, container)
