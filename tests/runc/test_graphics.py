@@ -176,6 +176,20 @@ def _in_place_of_the_profile(make: Callable[[Path], object]) -> Callable[[Path],
     return act
 
 
+def test_mig_devices_with_and_without_graphics(world: World, shim: bundles.Runtime, new_bundle: NewBundle) -> None:
+    """The DRM nodes of the GPU go to the one whose profile has graphics; both have their GPU's bit for EGL."""
+    driver = world.path / "driver"
+    sim.create(driver, sim.SimOptions(mig=("1=1/0+gfx,2/0",)))
+    world.use_driver(driver)
+    for asked, nodes in (("1:0", ["by-path", "card2", "renderD129"]), ("1:1", [])):
+        bundle = new_bundle(
+            env=[f"NVIDIA_VISIBLE_DEVICES={asked}", EVERYTHING], args=shell(f"cat /{PROFILE}; ls /dev/dri")
+        )
+        done = shim.run(bundle)
+        assert '["EGLVisibleDGPUDevices", 2]' in done.out
+        assert done.out.splitlines()[2:] == nodes
+
+
 HOSTILE: dict[str, Callable[[Path], object]] = {
     "a link out of the root": lambda root: os.symlink("../../../../../../etc", root / "etc/vulkan"),
     "a link to the host": lambda root: os.symlink("/proc/self/root/etc", root / "etc/nvidia"),

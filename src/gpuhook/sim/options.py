@@ -50,7 +50,7 @@ _LEVEL = re.compile(r"[0-9]{1,2}\.[0-9]")
 _BUS_ID = re.compile(r"(?:[0-9a-fA-F]{4})?[0-9a-fA-F]{4}:[0-9a-fA-F]{2}:[01][0-9a-fA-F]\.0")
 _UUID = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _MODEL = re.compile(r"[!-~](?:[ -~]{0,93}[!-~])?")
-_MIG = re.compile(r"([0-9]{1,2})=((?:[0-9]{1,2}/[0-9](?:,[0-9]{1,2}/[0-9])*)?)", re.ASCII)
+_MIG = re.compile(r"([0-9]{1,2})=((?:[0-9]{1,2}/[0-9](?:\+gfx)?(?:,[0-9]{1,2}/[0-9](?:\+gfx)?)*)?)", re.ASCII)
 _LIBRARY = re.compile(r"lib[A-Za-z0-9_+-]{1,60}")
 
 
@@ -69,12 +69,13 @@ class SimGpu:
 
 @dataclass(frozen=True)
 class SimMig:
-    """One MIG device of the GPU with NVML index `gpu`: compute instance `ci` of GPU instance `gi`."""
+    """One MIG device of the GPU with NVML index `gpu`: compute instance `ci` of GPU instance `gi`; `gfx`: with graphics."""
 
     gpu: int
     gi: int
     ci: int
     uuid: str
+    gfx: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,8 @@ class SimOptions:
     `uuids` says it for each GPU instead, in NVML's order, and has as many items as there are GPUs. `faults` are keys of
     `FAULTS` with their numbers, `extra_libraries` further names such as `libnvidia-newthing` that get the driver's
     version. `memory` is in MiB. `mig` divides GPUs: `1=1/0,2/0` says that the GPU with index 1 has the compute
-    instances 0 of the GPU instances 1 and 2, `1=` that it is in MIG mode and has none. With
-    `libraries32` the driver has its 32-bit libraries too, where the layout has a place for them.
+    instances 0 of the GPU instances 1 and 2, `1=` that it is in MIG mode and has none, `1=1/0+gfx` that the profile has
+    graphics. With `libraries32` the driver has its 32-bit libraries too, where the layout has a place for them.
     """
 
     gpus: int = 2
@@ -147,7 +148,9 @@ def check_mig(texts: Sequence[str], gpus: Sequence[SimGpu], driver: str) -> "tup
         divided.add(gpu)
         if int(gpus[gpu].arch.partition(".")[0]) < 8:
             raise invalid("--mig", text, "only GPUs of compute capability 8.0 and newer can be divided")
-        pairs = sorted(tuple(map(int, pair.split("/"))) for pair in found[2].split(",") if pair)
+        words = [pair.partition("+") for pair in found[2].split(",") if pair]
+        drawing = {tuple(map(int, pair.split("/"))) for pair, plus, _ in words if plus}
+        pairs = sorted(tuple(map(int, pair.split("/"))) for pair, _, _ in words)
         if len(set(pairs)) != len(pairs) or len(pairs) > MAX_MIGS:
             raise invalid("--mig", text, f"expected at most {MAX_MIGS} different devices")
         for gi, ci in pairs:
@@ -156,7 +159,7 @@ def check_mig(texts: Sequence[str], gpus: Sequence[SimGpu], driver: str) -> "tup
             name = f"MIG-{gpus[gpu].uuid}/{gi}/{ci}"
             if int(driver.partition(".")[0]) >= 470:
                 name = "MIG-" + str(uuid.uuid5(uuid.NAMESPACE_DNS, f"{name}.sim.gpuhook"))
-            devices.append(SimMig(gpu, gi, ci, name))
+            devices.append(SimMig(gpu, gi, ci, name, (gi, ci) in drawing))
     return frozenset(divided), tuple(sorted(devices, key=lambda device: (device.gpu, device.gi, device.ci)))
 
 

@@ -17,7 +17,7 @@ _HEAD = """\
 #                (N is an NVML index; `gpuhook sim fault DIR FAULT` also changes the files of proc and sys to match)
 # gpu            one line for each GPU, in NVML's order: UUID BUS-ID MINOR BRAND-NUMBER ARCH MEMORY-MIB NAME
 # mig            one line for each GPU in MIG mode: its index; and one for each MIG device:
-#                GPU-INDEX GI CI GI-CAPABILITY CI-CAPABILITY UUID
+#                GPU-INDEX GI CI GI-CAPABILITY CI-CAPABILITY UUID, and gfx where its profile has graphics
 #
 # Each initialisation of NVML adds one byte to nvml.count beside this file.
 """
@@ -68,7 +68,7 @@ def text(state: State) -> str:
     lines += [f"mig = {index}" for index in sorted(state.divided)]
     for mig in state.migs:
         minors = (capability(state.gpus[mig.gpu].minor, mig.gi), capability(state.gpus[mig.gpu].minor, mig.gi, mig.ci))
-        lines.append(f"mig = {mig.gpu} {mig.gi} {mig.ci} {minors[0]} {minors[1]} {mig.uuid}")
+        lines.append(f"mig = {mig.gpu} {mig.gi} {mig.ci} {minors[0]} {minors[1]} {mig.uuid}" + " gfx" * mig.gfx)
     return _HEAD + "\n".join(lines) + "\n"
 
 
@@ -94,11 +94,11 @@ def parse(content: str) -> State:
                 gpus.append(SimGpu(uuid, bus_id, int(minor), BRANDS[int(brand)], arch, int(memory), model))
             elif key == "mig":
                 words = rest.split(" ")
-                if int(words[0]) >= len(gpus) or len(words) not in (1, 6):
+                if int(words[0]) >= len(gpus) or len(words) not in (1, 6, 7) or words[6:] not in ([], ["gfx"]):
                     raise ValueError
                 divided.add(int(words[0]))
-                if len(words) == 6:
-                    migs.append(SimMig(int(words[0]), int(words[1]), int(words[2]), words[5]))
+                if len(words) > 1:
+                    migs.append(SimMig(int(words[0]), int(words[1]), int(words[2]), words[5], len(words) == 7))
             else:
                 raise ValueError
         except (ValueError, IndexError):

@@ -243,6 +243,8 @@ EXPORT int nvmlDeviceGetMinorNumber(Gpu *gpu, unsigned *minor)
 
 EXPORT int nvmlDeviceGetName(Gpu *gpu, char *name, unsigned length)
 {
+    if (state.users && as_mig(gpu)) /* the GPU's name and the profile's, which is this one whatever the instance is */
+        return give(as_mig(gpu)->gfx ? "NVIDIA MIG 1g.10gb+gfx" : "NVIDIA MIG 1g.10gb", name, length);
     NEED(gpu, name);
     return give(gpu->name, name, length);
 }

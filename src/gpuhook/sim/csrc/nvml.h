@@ -31,7 +31,7 @@ typedef struct {
 
 typedef struct {
     char uuid[96];
-    unsigned gpu, gi, ci, gi_capability, ci_capability; /* gpu is its index */
+    unsigned gpu, gi, ci, gi_capability, ci_capability, gfx; /* gpu is its index */
 } Mig;
 
 typedef struct {

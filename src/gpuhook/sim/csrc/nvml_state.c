@@ -142,7 +142,7 @@ static unsigned next_number(const char **at)
     return number(at, 10);
 }
 
-/* mig = GPU-INDEX, or mig = GPU-INDEX GI CI GI-CAPABILITY CI-CAPABILITY UUID; after the lines of the GPUs */
+/* mig = GPU-INDEX, or mig = GPU-INDEX GI CI GI-CAPABILITY CI-CAPABILITY UUID [gfx]; after the lines of the GPUs */
 static void read_mig(const char *at)
 {
     unsigned gpu = next_number(&at);
@@ -160,6 +160,8 @@ static void read_mig(const char *at)
     mig->gi_capability = next_number(&at);
     mig->ci_capability = next_number(&at);
     word(&at, mig->uuid, sizeof mig->uuid);
+    at += strspn(at, " ");
+    mig->gfx = !strncmp(at, "gfx", 3);
 }
 
 /* fault = none, or a comma list of the names that `gpuhook sim fault --help` explains */
