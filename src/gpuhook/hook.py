@@ -53,7 +53,7 @@ def provide(
         if nodes:
             sources.acquire_nodes(settings.dev_root, nodes, taken)
         if has_gds:
-            switches.acquire(settings.driver_root, taken)
+            sources.acquire_steps(settings.driver_root, switches.STEPS, taken)
         if orders.proc:
             names = proc_names(known, orders)
             proc.extend(driverproc.acquire(settings.proc_root, names, orders.label, taken))

@@ -10,7 +10,7 @@ from _stat import S_ISCHR
 
 from gpuhook import linux
 from gpuhook.errors import GpuhookError
-from gpuhook.model import DriverFile, Node
+from gpuhook.model import Bind, DriverFile, Node
 
 FILE = linux.MOUNT_ATTR_RDONLY | linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV
 _PLAIN = linux.RESOLVE_BENEATH | linux.RESOLVE_NO_SYMLINKS | linux.RESOLVE_NO_MAGICLINKS
@@ -98,6 +98,32 @@ def acquire_nodes(dev_root: str, nodes: "tuple[Node, ...]", into: Sources) -> No
             posix.close(root)
     except OSError as error:
         raise failed("looking at the driver's device nodes", error) from None
+
+
+def acquire_steps(driver_root: str, steps: "tuple[Bind, ...]", into: Sources) -> None:
+    """Handles of what optional mounts show of the host, read-only: files, and directories of kind `directory`.
+
+    Links are followed below the driver root (/etc/cufile.json is one of update-alternatives); what the host does not
+    have is left out.
+    """
+    root = posix.open(driver_root, linux.O_PATH | posix.O_DIRECTORY | linux.O_CLOEXEC)
+    try:
+        for step in steps:
+            flags, attributes = linux.O_PATH, FILE
+            if step.kind == "directory":
+                flags, attributes = linux.O_PATH | posix.O_DIRECTORY, SOCKET | linux.MOUNT_ATTR_RDONLY
+            resolve = linux.RESOLVE_IN_ROOT | linux.RESOLVE_NO_MAGICLINKS
+            try:
+                at = linux.openat2(root, step.source.lstrip("/"), flags, resolve)
+            except OSError:
+                continue
+            try:
+                clone(at, "", attributes, into, step.source)
+            finally:
+                posix.close(at)
+        restrict(into)
+    finally:
+        posix.close(root)
 
 
 def _take_daemons(root: int, path: str, sources: Sources) -> None:

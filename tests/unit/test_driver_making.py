@@ -266,7 +266,13 @@ def test_before_nvml(host: Config, folder: Path) -> None:
     assert sorted(os.listdir(folder / "dev")) == ["nvidia0", "nvidia1", "nvidiactl"]
     assert os.minor((folder / "dev/nvidia1").stat().st_rdev) == 1
 
-    making.before_nvml(replace(host, make_nodes=False, dev_root="/nonexistent"))
+    (folder / "dev/nvidia0").unlink()
+    making.before_nvml(host)
+    assert not (folder / "dev/nvidia0").exists(), "who has made some has chosen"
+    (folder / "dev/nvidiactl").unlink()
+    making.before_nvml(replace(host, make_nodes=False))
+    assert os.listdir(folder / "dev") == ["nvidia1"]
+    making.before_nvml(replace(host, dev_root="/nonexistent"))
 
 
 WRONG = {

@@ -83,13 +83,22 @@ def make(config: "Config", node: Node) -> str:
 
 
 def before_nvml(config: "Config") -> None:
-    """Make the control node and those of the GPUs where they are missing and may be made.
+    """Make the control node and those of the GPUs, where not even the first is there and they may be made.
 
-    NVML opens them, and makes them itself where nvidia-modprobe is installed; the process that asks it is nobody. What
-    can't be made is left: who needs it is told so later.
+    NVML opens them, and makes them itself where nvidia-modprobe is installed; the process that asks it is nobody. Where
+    there is a control node, somebody chose what else there is: inside a container, some GPUs. What can't be made is
+    left: who needs it is told so later.
     """
     from gpuhook.driver import key, nodes  # noqa: PLC0415 - `nodes` imports this module
 
+    try:
+        posix.lstat(f"{config.dev_root.rstrip('/')}/dev/nvidiactl")
+    except FileNotFoundError:
+        pass
+    except OSError:
+        return
+    else:
+        return
     known = nodes.majors(config)
     minors = [_minor(config, name) for name in key.gpu_names(config)]
     names = [("nvidiactl", nodes.CONTROL), *[(f"nvidia{minor}", minor) for minor in minors if minor >= 0]]

@@ -9,7 +9,7 @@ Loaded only for containers that ask for one.
 
 import posix
 
-from gpuhook import linux, sources
+from gpuhook import linux
 from gpuhook.driver import nodes
 from gpuhook.errors import GpuhookError
 from gpuhook.model import Bind, Node, value
@@ -145,28 +145,3 @@ def _connection_manager(config: "Config", known: "dict[str, list[int]]", warning
         warnings.append(f"left out {host}: /proc/misc does not say that its number is rdma_cm's")
         return []
     return [found]
-
-
-def acquire(driver_root: str, into: sources.Sources) -> None:
-    """Handles of what `STEPS` mount, read-only; what the host does not have is left out.
-
-    Links are followed below the driver root: /etc/cufile.json is one of update-alternatives.
-    """
-    root = posix.open(driver_root, linux.O_PATH | posix.O_DIRECTORY | linux.O_CLOEXEC)
-    try:
-        for step in STEPS:
-            more, attributes = 0, sources.FILE
-            if step.kind == "directory":
-                more, attributes = posix.O_DIRECTORY, sources.SOCKET | linux.MOUNT_ATTR_RDONLY
-            flags = linux.RESOLVE_IN_ROOT | linux.RESOLVE_NO_MAGICLINKS
-            try:
-                at = linux.openat2(root, step.source.lstrip("/"), linux.O_PATH | more, flags)
-            except OSError:
-                continue
-            try:
-                sources.clone(at, "", attributes, into, step.source)
-            finally:
-                posix.close(at)
-        sources.restrict(into)
-    finally:
-        posix.close(root)
