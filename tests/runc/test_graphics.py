@@ -3,8 +3,10 @@
 import json
 import os
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,7 @@ from gpuhook.sim.data import shared_object
 from tests import bundles
 from tests.conftest import World
 from tests.images import MULTIARCH
+from tests.runc.test_userns import mapped
 
 pytestmark = [
     pytest.mark.runc,
@@ -174,6 +177,49 @@ def _in_place_of_the_profile(make: Callable[[Path], object]) -> Callable[[Path],
         make(root / PROFILE)
 
     return act
+
+
+WAYS = ("the hook alone", "a user namespace", "read-only root", "overlay", "everything over /dev")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_ways_to_start(
+    shim: bundles.Runtime,
+    runc: bundles.Runtime,
+    world: World,
+    new_bundle: NewBundle,
+    drawing_driver: Path,
+    folder: Path,
+    way: str,
+) -> None:
+    """DRM nodes and descriptions are there whoever makes the nodes. In a volume at /dev nothing is made."""
+    volume = folder / "dev"
+    see = "opendev /dev/dri/card1 /dev/dri/renderD128; ls /dev/dri /dev/dri/by-path; ls /etc/vulkan/icd.d"
+    options: dict[str, Any] = {"env": ["NVIDIA_VISIBLE_DEVICES=0", EVERYTHING], "args": shell(see)}
+    runtime = shim
+    if way == "the hook alone":
+        runtime = runc
+        hook = {"path": str(world.hook), "args": ["gpuhook-hook", "prestart"], "env": ["PATH=/usr/bin:/bin"]}
+        options["hooks"] = {"prestart": [hook]}
+    options |= {"readonly": way == "read-only root", "overlay": way == "overlay"}
+    bundle = new_bundle(**options)
+    if way == "a user namespace":
+        bundle = mapped(bundle)
+    if way == "everything over /dev":
+        subprocess.run(["cp", "-a", drawing_driver / "dev", volume], check=True)
+        for name in ("null", "zero", "full", "random", "urandom", "tty"):
+            subprocess.run(["cp", "-a", f"/dev/{name}", volume], check=True)
+        spec = bundle.spec
+        spec["mounts"] = [item for item in spec["mounts"] if not item["destination"].startswith("/dev")]
+        spec["mounts"].append(bundles.mount("/dev", "bind", str(volume), "rbind", "rprivate"))
+        (bundle.path / "config.json").write_text(json.dumps(spec))
+
+    done = runtime.run(bundle)
+
+    assert "/dev/dri/card1: ok\n/dev/dri/renderD128: ok\n" in done.out, done
+    assert done.out.endswith("nvidia_icd.json\n")
+    assert ("pci-0000:0b:00.0-render" in done.out) is (way != "everything over /dev")
+    assert not (volume / "dri/by-path").exists()
 
 
 def test_mig_devices_with_and_without_graphics(world: World, shim: bundles.Runtime, new_bundle: NewBundle) -> None:

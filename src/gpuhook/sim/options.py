@@ -69,7 +69,7 @@ class SimGpu:
 
 @dataclass(frozen=True)
 class SimMig:
-    """One MIG device of the GPU with NVML index `gpu`: compute instance `ci` of GPU instance `gi`; `gfx`: with graphics."""
+    """One MIG device of the GPU with NVML index `gpu`: compute instance `ci` of GPU instance `gi`, `gfx`: draws."""
 
     gpu: int
     gi: int
