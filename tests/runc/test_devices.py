@@ -9,6 +9,8 @@ import pytest
 from gpuhook import sim
 from tests import bundles
 from tests.conftest import World
+from tests.runc.test_rootless import AS_USER, USER, given
+from tests.runc.test_userns import mapped
 from tests.unit.driver_support import copy_of
 
 pytestmark = pytest.mark.runc
@@ -117,6 +119,35 @@ def test_asked_for_and_not_there(shim: bundles.Runtime, new_bundle: NewBundle, w
     assert "leave NVIDIA_GDRCOPY out" in said
 
 
+LOOK = "opendev /dev/nvidia-fs0 /dev/infiniband/uverbs0; cat /etc/cufile.json; ls /run/udev"
+GDS_MOFED = ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_GDS=enabled", "NVIDIA_MOFED=enabled"]
+
+
+def test_switches_in_a_user_namespace(shim: bundles.Runtime, new_bundle: NewBundle, switched: Path) -> None:
+    """The nodes are mounts there, in a folder of /dev that is made for them."""
+    done = shim.run(mapped(new_bundle(env=GDS_MOFED, args=["sh", "-c", LOOK])))
+    assert (done.code, done.out.count(": ok")) == (0, 2), done
+    assert '"level": "ERROR"' in done.out
+    assert "control" in done.out.split()
+
+
+@pytest.fixture
+def user(shim: bundles.Runtime, folder: Path) -> bundles.Runtime:
+    """The shim as somebody who is not root."""
+    own = folder / "own"
+    own.mkdir(mode=0o700)
+    os.chown(own, USER, USER)
+    os.chown(shim.state, USER, USER)
+    shim.within = [*AS_USER, "env", f"XDG_RUNTIME_DIR={own}"]
+    return shim
+
+
+def test_switches_of_a_runtime_that_is_not_root(user: bundles.Runtime, new_bundle: NewBundle, switched: Path) -> None:
+    done = user.run(given(new_bundle(env=GDS_MOFED, args=["sh", "-c", LOOK]), mapped=True))
+    assert (done.code, done.out.count(": ok")) == (0, 2), done
+    assert '"level": "ERROR"' in done.out
+
+
 def test_another_word_is_no_request(start: Callable[..., bundles.Result], switched: Path, world: World) -> None:
     done = start("ls /dev", "NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_GDRCOPY=1")
     assert done.code == 0, done
@@ -184,6 +215,15 @@ def test_r95_missing_nodes_are_an_error_where_they_may_not_be_made(
     assert f"{booted}/dev/nvidiactl is missing" in said
     assert ("driver.make-nodes is false" if who == "administrator" else "ModifyDeviceFiles is 0") in said
     assert "nvidia-modprobe" in said
+    assert list((booted / "dev").glob("nvidia*")) == []
+
+
+def test_r95_who_is_not_root_makes_nothing(user: bundles.Runtime, new_bundle: NewBundle, booted: Path) -> None:
+    """A rootless container is told what root has to run."""
+    done = user.run(given(new_bundle(env=["NVIDIA_VISIBLE_DEVICES=all"]), mapped=True))
+    assert done.code == 59, done
+    assert "that takes root of the host" in done.err
+    assert "nvidia-modprobe" in done.err
     assert list((booted / "dev").glob("nvidia*")) == []
 
 
