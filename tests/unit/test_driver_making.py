@@ -114,6 +114,13 @@ def test_only_what_is_missing_is_made(host: Config, folder: Path) -> None:
     assert (folder / "dev/nvidiactl").stat() == before
 
 
+def test_modeset_where_its_module_is_loaded(host: Config, folder: Path) -> None:
+    """A newer driver's module has a line of its own; of an older one nobody knows, and nothing is made."""
+    assert nodes.control(host, ("graphics",))[1:] == (missing("nvidia-modeset", 195, 254),)
+    write(folder / "proc/devices", DEVICES.replace("195 nvidia-modeset\n", ""))
+    assert nodes.control(host, ("graphics",))[1:] == ()
+
+
 REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "the-driver": (
         lambda at: write(at / "proc/driver/nvidia/params", PARAMS.replace("Files: 1", "Files: 0")),

@@ -183,6 +183,10 @@ def test_r98_a_server_without_modeset(sim_driver: Path, folder: Path) -> None:
     """Graphics and display without nvidia-modeset: the module is not loaded, and nobody misses it."""
     driver = copy_of(sim_driver, folder / "headless")
     (driver / "dev/nvidia-modeset").unlink()
+    planned = decide(driver, box("0", NVIDIA_DRIVER_CAPABILITIES="all"), folder)
+    assert [node.path for node in planned.nodes if node.missing] == ["/dev/nvidia-modeset"], "the module is loaded"
+    devices = (driver / "proc/devices").read_text().splitlines(keepends=True)
+    (driver / "proc/devices").write_text("".join(line for line in devices if "modeset" not in line))
     granted = decide(driver, box("0", NVIDIA_DRIVER_CAPABILITIES="all"), folder)
     assert "/dev/nvidia0" in given(granted)
     assert "/dev/nvidia-modeset" not in given(granted)

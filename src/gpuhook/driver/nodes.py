@@ -41,8 +41,8 @@ _MAKE_UVM = "run `modprobe nvidia-uvm` and `nvidia-modprobe -c 0 -u` as root; nv
 def control(config: "Config", capabilities: "tuple[str, ...]") -> tuple[Node, ...]:
     """The nodes that a container needs besides those of its GPUs, for these words of NVIDIA_DRIVER_CAPABILITIES.
 
-    nvidiactl always; nvidia-uvm with compute (nvidia-uvm-tools where it is there); nvidia-modeset with display or
-    graphics where it is there: a server without screens does not load that module. Raises node-missing.
+    nvidiactl always; nvidia-uvm with compute (nvidia-uvm-tools where it can be had); nvidia-modeset with display or
+    graphics where it can be had: a server without screens does not load that module. Raises node-missing.
     """
     known = majors(config)
     nodes = [core(config, known, "nvidiactl", CONTROL)]
@@ -50,7 +50,8 @@ def control(config: "Config", capabilities: "tuple[str, ...]") -> tuple[Node, ..
         nodes.append(one(config, known, "nvidia-uvm", _UVM, _MAKE_UVM, 0))
         nodes += _optional(config, known, "nvidia-uvm-tools", _UVM, 1)
     if "display" in capabilities or "graphics" in capabilities:
-        nodes += _optional(config, known, "nvidia-modeset", _MODESET, _MODESET_MINOR, rules="")
+        rules = _PARAMS if "nvidia-modeset" in known else ""  # up to 545 nothing here says that the module is loaded
+        nodes += _optional(config, known, "nvidia-modeset", _MODESET, _MODESET_MINOR, rules)
     return tuple(nodes)
 
 
