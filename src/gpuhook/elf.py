@@ -91,7 +91,7 @@ def read_fd(descriptor: int) -> Elf | None:
 def note_fd(descriptor: int, section: bytes, owner: bytes) -> bytes | None:
     """The content of the first note in the section of this name, where `owner` wrote it; None where there is none.
 
-    The parts of a note lie at multiples of the section's alignment; padding at the content's end is left out.
+    NUL bytes before and after it are left out: whatever the note's parts are aligned to, and linkers differ there.
     """
 
     def part(offset: int, length: int) -> bytes | None:
@@ -123,21 +123,19 @@ def _note(part: "Reader", section: bytes, owner: bytes) -> bytes | None:
     strings = part(where, length) if 0 < length <= _MAX_SECTION_NAMES else None
     if strings is None:
         return None
-    for name, kind, _, _, where, length, _, _, align, _ in rows:
+    for name, kind, _, _, where, length, _, _, _, _ in rows:
         if kind == _SECTION_NOTE and strings[name : name + len(section) + 1] == section + b"\0":
             data = part(where, length) if length <= _MAX_NOTE else None
-            return None if data is None else _content(data, owner, align, "big" if head[5] == 2 else "little")
+            return None if data is None else _content(data, owner, "big" if head[5] == 2 else "little")
     return None
 
 
-def _content(data: bytes, owner: bytes, align: int, order: "Literal['big', 'little']") -> bytes | None:
+def _content(data: bytes, owner: bytes, order: "Literal['big', 'little']") -> bytes | None:
     """The content of the note that `data` begins with."""
     length, size = int.from_bytes(data[:4], order), int.from_bytes(data[4:8], order)
-    align = align if align in (1, 2, 4, 8, 16) else 4
-    start = 12 + (length + align - 1) // align * align
-    if data[12 : 12 + length].rstrip(b"\0") != owner or start + size > len(data):
+    if 12 + length > len(data) or data[12 : 12 + length].rstrip(b"\0") != owner:
         return None
-    return data[start : start + size].strip(b"\0")
+    return data[12 + length :].lstrip(b"\0")[:size].rstrip(b"\0")
 
 
 def _read(part: "Reader", size: int) -> Elf | None:

@@ -233,7 +233,7 @@ def compat_note(root: "Root", path: str) -> tuple[tuple[int, ...], tuple[int, ..
         posix.close(fd)
     try:
         said = jsonio.loads(text) if text else None
-    except ValueError:
+    except (ValueError, ImportError):  # what is no JSON is looked at by the json package, which a container can't load
         return nothing
     if not isinstance(said, dict):
         return nothing

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import struct
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from gpuhook import sim
 from tests import bundles
 from tests.conftest import World
 from tests.images import LOADERS, MULTIARCH, OPENDEV
+from tests.unit.test_ldcache_loader import assemble
 
 pytestmark = pytest.mark.runc
 
@@ -354,6 +356,36 @@ def test_a_volume_over_dev(
     assert listing(own) == before
 
 
+@pytest.mark.skipif(not MULTIARCH.startswith("x86"), reason="only x86-64 has a 32-bit side in NVIDIA's drivers")
+@pytest.mark.parametrize("libdir32", ["usr/lib/i386-linux-gnu", "usr/lib", "usr/lib32"])
+def test_32_bit_programs(
+    world: World, shim: bundles.Runtime, new_bundle: NewBundle, new_driver: Callable[..., Path], libdir32: str
+) -> None:
+    """compat32: the real 32-bit loader finds the host's 32-bit libcuda, though the image has one that its cache knows;
+    beside it the 64-bit one is found as ever."""
+    world.use_driver(new_driver(libraries32=True))
+    env = [ALL, "NVIDIA_DRIVER_CAPABILITIES=compute,utility,compat32"]
+    command = f"/lib/ld-linux.so.2 --list /program32; opendev {LIBCUDA}"
+    bundle = new_bundle("lib64" if libdir32 == "usr/lib" else "glibc", env=env, args=["sh", "-c", command])
+    root = bundle.rootfs
+    for name in (libdir32, "opt/lib32"):
+        (root / name).mkdir(parents=True, exist_ok=True)
+    shutil.copy("/lib32/libc.so.6", root / libdir32)
+    shutil.copy("/lib32/ld-linux.so.2", root / "usr/lib/ld-linux.so.2")
+    assemble(root / "opt/lib32/libcuda.so.1", "-shared", "-Wl,-soname,libcuda.so.1")
+    own = root / "opt/lib32/libcuda.so.1"
+    assemble(root / "program32", "-pie", "-Wl,--dynamic-linker=/lib/ld-linux.so.2", own)
+    (root / "etc/ld.so.conf.d/000.conf").write_text("/opt/lib32\n")
+    subprocess.run(["/sbin/ldconfig", "-r", root], check=True)
+
+    told = explained(world, bundle)
+    done = shim.run(bundle)
+
+    assert f"libcuda.so.1 => /{libdir32}/libcuda.so.1" in done.out, done.out + done.err
+    assert FOUND in done.out
+    assert told["image"]["libdir32"] == f"/{libdir32}"  # type: ignore[index]
+
+
 # --- which libcuda ------------------------------------------------------------------------------------------------
 
 
@@ -370,7 +402,6 @@ def ship_compat(root: Path, folder: Path) -> None:
     (root / "etc/alternatives/cuda").symlink_to("/usr/local/cuda-13.3")
 
 
-GEFORCE = {"name": "NVIDIA GeForce RTX 4090", "brand": "geforcertx"}
 COMPAT = "/usr/local/cuda-13.3/compat"
 WINS = {
     "R13, R15 path": ("", [], "610.43.03", f"{COMPAT}/libcuda.so.1", "newer branch than the driver"),
@@ -432,3 +463,66 @@ def test_which_libcuda_wins(
     assert why in told["why"]
     named = any(item.rstrip("/").endswith(("/stubs", "/compat")) for item in env)
     assert ("the loader looks there before it finds the host's driver" in world.log) is named
+
+
+BRANDS = {
+    "R14 data centre": ({"brand": "tesla"}, "610.43.03", "newer branch"),
+    "R14 GeForce": ({"brand": "geforcertx"}, "580.95.05", "CUDA accepts none on brand 'geforcertx'"),
+    "R14 newer driver": ({"driver": "615.10", "cuda": "13.4"}, "615.10", "not newer than the driver (615.10)"),
+}
+
+
+@pytest.mark.parametrize(("driver", "loaded", "why"), BRANDS.values(), ids=BRANDS)
+def test_compatibility_libraries_by_brand_and_version(
+    world: World,
+    shim: bundles.Runtime,
+    new_bundle: NewBundle,
+    new_driver: Callable[..., Path],
+    folder: Path,
+    driver: dict[str, str],
+    loaded: str,
+    why: str,
+) -> None:
+    world.use_driver(new_driver(**driver))
+    bundle = new_bundle(env=[ALL], args=["opendev", LIBCUDA])
+    ship_compat(bundle.rootfs, folder)
+
+    told = explained(world, bundle)["libcuda"]
+    done = shim.run(bundle)
+
+    assert f"ok libcuda.so {loaded}" in done.out, done.err
+    assert isinstance(told, dict)
+    assert why in told["why"]
+    assert not [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if "compat" in line]
+
+
+NOTES = {
+    "branch is named": (b'{"CUDA Version": "13.3", "Driver": [570, 580]}', "610.43.03", "driver branches 570, 580"),
+    "branch is not named": (b'{"CUDA Version": "13.3", "Driver": [570, 590]}', "580.95.05", "the driver is 580.95.05"),
+    "only the level": (b'{"CUDA Version": "13.3"}', "610.43.03", "says CUDA 13.3, the driver supports 13.0"),
+    "a lower level": (b'{"CUDA Version": "12.9"}', "580.95.05", "says CUDA 12.9"),
+    "a broken note": (b'{"CUDA Version', "610.43.03", "newer branch"),
+}
+
+
+@pytest.mark.parametrize(("text", "loaded", "why"), NOTES.values(), ids=NOTES)
+def test_compatibility_libraries_by_their_note(
+    world: World, shim: bundles.Runtime, new_bundle: NewBundle, folder: Path, text: bytes, loaded: str, why: str
+) -> None:
+    """The note of a real ELF library, as binutils put it in, decides."""
+    bundle = new_bundle(env=[ALL], args=["opendev", LIBCUDA])
+    ship_compat(bundle.rootfs, folder)
+    owner = b"NVIDIA Corporation\0\0"
+    note = struct.pack("<III", 19, len(text), 1) + owner + text + bytes(-len(text) % 4)
+    (folder / "note").write_bytes(note)
+    library = f"{bundle.rootfs}{COMPAT}/libcuda.so.610.43.03"
+    section = ".note.cuda.fwd_compatibility"
+    options = ["--add-section", f"{section}={folder}/note", "--set-section-alignment", f"{section}=4"]
+    subprocess.run(["objcopy", *options, library], check=True)
+
+    told = explained(world, bundle)["libcuda"]
+    done = shim.run(bundle)
+
+    assert f"ok libcuda.so {loaded}" in done.out, done.err
+    assert isinstance(told, dict)
+    assert why in told["why"]

@@ -14,7 +14,7 @@ import pytest
 
 from gpuhook import apply, linux, rootfs
 from gpuhook.errors import GpuhookError
-from gpuhook.model import Bind, Image, Link, LoaderCache, Plan, replace
+from gpuhook.model import Bind, Image, Link, LoaderCache, Plan, Write, replace
 from gpuhook.sources import Sources, acquire
 from tests import container as containers
 from tests import sandbox
@@ -76,7 +76,11 @@ def lib(path: str = CUDA, target: str = "", **more: Any) -> Bind:
 
 
 def done(
-    container: Container, host: Path, *steps: Bind | Link | LoaderCache, others: tuple[str, ...] = (), **more: Any
+    container: Container,
+    host: Path,
+    *steps: Bind | Link | Write | LoaderCache,
+    others: tuple[str, ...] = (),
+    **more: Any,
 ) -> tuple[str, ...]:
     files = tuple(driver_file(host, path) for path in (CUDA, ML, SMI))
     return apply_plan(container, host, Plan(steps), files=files, others=others, **more)
@@ -389,6 +393,100 @@ def test_a_directory_at_the_loader_cache_is_refused(start: Start, host: Path, ro
     error = refusal(start(), host, lib(), CACHE, image=GLIBC)
     assert "/etc/ld.so.cache" in error.message
     assert listing(root) == before
+
+
+@pytest.mark.parametrize("kind", ["library", "binary", "link", "file"])
+def test_what_belongs_in_a_volume_is_left_out_in_one_sentence(
+    start: Start, host: Path, root: Path, tmp_path: Path, kind: str
+) -> None:
+    """R79: everything but a library of the plan's own directory, without which a start is of no use."""
+    volume = tmp_path / "volume"
+    (volume / "sub").mkdir(parents=True)
+    box = start(lambda: sandbox.bind(volume, root / "usr/bin"))
+    kinds: dict[str, tuple[Bind | Link | Write, ...]] = {
+        "library": (lib(target="/usr/bin/x"),),
+        "binary": (Bind(SMI, SMI, "binary"), Bind(SMI, "/usr/bin/b", "binary")),
+        "link": (Link("/usr/bin/a", "x"), Link("/usr/bin/b", "x")),
+        "file": (Write("/usr/bin/a", "x"), Write("/usr/bin/b", "x")),
+    }
+    steps = kinds[kind]
+    if kind == "library":
+        assert refusal(box, host, *steps).reference == "rootfs-unsafe"
+    else:
+        (warning,) = done(box, host, lib(), *steps)
+        assert "another mount" in warning
+        assert all(step.target in warning for step in steps)
+        assert set(box.mounts()) == {CUDA, "/usr/bin"}
+    assert listing(volume) == {"sub": ("40755", "")}
+
+
+@pytest.mark.parametrize("name", ["etc", "etc/ld.so.cache", "etc/ld.so.conf.d"])
+def test_a_volume_over_the_loaders_files_stays(start: Start, host: Path, root: Path, tmp_path: Path, name: str) -> None:
+    """The user's own cache counts, and a warning says what to do; elsewhere a new cache is written as ever."""
+    (root / "etc/ld.so.conf.d").mkdir()
+    (root / "etc/ld.so.cache").write_bytes(b"old")
+    volume = tmp_path / "volume"
+    if name == "etc/ld.so.cache":
+        volume.write_bytes(b"own")
+    else:
+        volume.mkdir()
+    before = listing(tmp_path)
+    box = start(lambda: sandbox.bind(volume, root / name))
+    warnings = done(box, host, lib(), CACHE, image=GLIBC)
+    if name == "etc/ld.so.conf.d":
+        assert (root / "etc/ld.so.cache").read_bytes().startswith(b"glibc-ld.so.cache")
+        assert not [text for text in warnings if "stays as it is" in text]
+    else:
+        assert "/etc/ld.so.cache stays as it is: " in warnings[-1]
+        assert f"set LD_LIBRARY_PATH={LIB}" in warnings[-1]
+        assert (root / "etc/ld.so.cache").read_bytes() == b"old"
+    after = {path: what for path, what in listing(tmp_path).items() if path.startswith("volume")}
+    assert after == {path: what for path, what in before.items() if path.startswith("volume")}
+
+
+def _read_only(root: Path) -> None:
+    """The root becomes read-only, with a tmpfs at /dev as every spec has it."""
+    sandbox.mount("tmpfs", root / "dev", "tmpfs")
+    sandbox.mount("none", root, "", 0x1000 | 0x20 | 1)
+
+
+SPARE = "/dev/.gpuhook"
+SPARED = LoaderCache((("libcuda.so.1", f"{SPARE}/lib/libcuda.so.1"),), (f"{SPARE}/lib",))
+
+
+@pytest.mark.parametrize("loader", ["glibc", "musl"])
+def test_the_loaders_file_is_covered_on_a_read_only_root(start: Start, host: Path, root: Path, loader: str) -> None:
+    """R72: its content is in the tmpfs at /dev; the image's own stays, and an undoing takes the cover off."""
+    (root / "dev").mkdir()
+    name = "ld.so.cache" if loader == "glibc" else "ld-musl-x86_64.path"
+    (root / "etc" / name).write_text("/usr/lib\n" if loader == "musl" else "")
+    before = listing(root)
+    box = start(lambda: _read_only(root))
+    library, image = lib(target=f"{SPARE}/lib/libcuda.so.535"), replace(GLIBC, loader=loader, libdir=f"{SPARE}/lib")
+    done(box, host, library, SPARED, image=image, tmpfs=("/dev",))
+    assert set(box.mounts()) == {"/dev", f"{SPARE}/lib/libcuda.so.535", f"/etc/{name}"}
+    assert f"{SPARE}/lib".encode() in box.path(f"/etc/{name}").read_bytes()
+    assert listing(root) == before
+
+    other = start(lambda: _read_only(root))
+    error = refusal(other, host, library, SPARED, lib(ML, "/usr/lib/new"), image=image, tmpfs=("/dev",))
+    assert error.reference == "rootfs-not-writable"
+    assert set(other.mounts()) == {"/dev"}
+
+
+@pytest.mark.parametrize("kind", ["missing", "directory", "link"])
+def test_no_loaders_file_to_cover(start: Start, host: Path, root: Path, kind: str) -> None:
+    """Nothing is followed; the warning says what the user can do."""
+    (root / "dev").mkdir()
+    if kind == "directory":
+        (root / "etc/ld.so.cache").mkdir()
+    elif kind == "link":
+        (root / "etc/ld.so.cache").symlink_to("/etc/file")
+    box = start(lambda: _read_only(root))
+    warnings = done(box, host, SPARED, image=replace(GLIBC, libdir=f"{SPARE}/lib"), tmpfs=("/dev",))
+    assert "/etc/ld.so.cache" in warnings[-1]
+    assert f"set LD_LIBRARY_PATH={SPARE}/lib" in warnings[-1]
+    assert set(box.mounts()) == {"/dev"}
 
 
 # --- undoing ----------------------------------------------------------------------------------------------------

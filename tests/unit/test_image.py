@@ -2,6 +2,7 @@
 
 import os
 import platform
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -225,6 +226,60 @@ def test_link_with_odd_name(tree: Tree) -> None:
     (tree.path / TRIPLET).rename(tree.path / "opt/a\nb")
     tree.link(TRIPLET, "/opt/a\nb")
     assert tree.look().libdir == MULTIARCH
+
+
+# --- volumes and read-only file systems ---
+
+
+@pytest.fixture
+def mounted(tree: Tree) -> Iterator[Callable[..., None]]:
+    """Mounts a tmpfs in the root, with options."""
+    made: list[Path] = []
+
+    def mount(name: str, *options: str) -> None:
+        target = tree.path / name
+        if target not in made:
+            subprocess.run(["mount", "-t", "tmpfs", "tmpfs", target], check=True)
+            made.append(target)
+        if options:
+            subprocess.run(["mount", "-o", ",".join(options), target], check=True)
+
+    yield mount
+    for target in reversed(made):
+        subprocess.run(["umount", "-l", target], check=True)
+
+
+@pytest.mark.runc
+@pytest.mark.parametrize("name", ["usr", TRIPLET])
+def test_a_volume_over_the_library_directory(tree: Tree, mounted: Callable[..., None], name: str) -> None:
+    """R79: libraries go below the tmpfs at /dev, and nothing in the volume is covered."""
+    tree.directory(TRIPLET)
+    mounted(name)
+    debian(tree).file(f"{TRIPLET}/libcuda.so.1")
+    found = tree.look()
+    assert (found.loader, found.libdir, found.cover) == ("glibc", "/dev/.gpuhook/lib", ())
+
+
+@pytest.mark.runc
+def test_a_volume_elsewhere_changes_nothing(tree: Tree, mounted: Callable[..., None]) -> None:
+    debian(tree).directory("usr/bin", "data")
+    mounted("usr/bin")
+    mounted("data")
+    assert tree.look().libdir == MULTIARCH
+
+
+@pytest.mark.runc
+@pytest.mark.parametrize("fill", [debian, alpine, lambda tree: tree])
+def test_a_read_only_file_system(tree: Tree, mounted: Callable[..., None], fill: Callable[[Tree], Tree]) -> None:
+    """R72: whatever the image is."""
+    mounted("")
+    fill(tree)
+    mounted("", "remount", "ro")
+    assert tree.look().libdir == "/dev/.gpuhook/lib"
+
+
+def test_a_missing_library_directory_is_the_roots_own(tree: Tree) -> None:
+    assert tree.file("etc/debian_version").look().libdir == MULTIARCH
 
 
 # --- forward compatibility ---
