@@ -8,6 +8,15 @@ build=$root/build
 say() { printf '%s\n' "$*" >&2; }
 die() { say "${0##*/}: $*"; exit 1; }
 
+# This Debian's mirror, as apt has it; it has the other releases too. Empty where apt has none.
+debian_mirror() {
+  local codename
+  codename=$(. /etc/os-release && echo "${VERSION_CODENAME-}")
+  # shellcheck disable=SC2016 # the dollars are apt's
+  apt-get indextargets --format '$(SITE) $(RELEASE)' 'Created-By: Packages' |
+    awk -v codename="$codename" '$2 == codename && !found++ { print $1 }'
+}
+
 # need PACKAGE=TEST...: make sure of Debian packages. TEST is a command, an absolute path, or python:MODULE, that is there
 # when the package is. What is missing is installed by root on Debian; elsewhere it is named and the script stops.
 need() {

@@ -41,7 +41,10 @@ def decide(container: Container, config: Config, prefix: str) -> Grant | None:
         return None
     devices.check(asked)
     demands, warnings = requirement.parse_all(asked.demands, policy(asked, config))
-    known = record.load(config, prefix)
+    known = record.load(config, prefix, gpus=bool(asked.devices))
+    doubt = "" if asked.devices or known.gpus else record.doubt(prefix)
+    if doubt:
+        warnings += (f"the container asks for no GPU, and could have none: {doubt}",)
     gpus = devices.select(asked, known.gpus)
     matter = circumstances(container, asked, config, known, gpus)
     warnings += requirement.check(demands, *matter, asked.near_misses, config.allow_disable_require)
@@ -61,7 +64,7 @@ def decide(container: Container, config: Config, prefix: str) -> Grant | None:
         request=asked,
         record=known,
         gpus=gpus,
-        nodes=nodes.control(config, asked.capabilities)
+        nodes=_control(config, asked.capabilities, doubt)
         + nodes.of_gpus(config, gpus)
         + nodes.beside(config, asked.mig, asked.channels)
         + beside
@@ -73,6 +76,16 @@ def decide(container: Container, config: Config, prefix: str) -> Grant | None:
         + devices.renumbered(asked, gpus)
         + warnings,
     )
+
+
+def _control(config: Config, capabilities: tuple[str, ...], doubt: str) -> tuple[Node, ...]:
+    """The control nodes; none where the driver does not answer and they are not there. Raises node-missing."""
+    try:
+        return nodes.control(config, capabilities)
+    except GpuhookError:
+        if doubt:
+            return ()
+        raise
 
 
 def library_path(container: Container) -> tuple[str, ...]:

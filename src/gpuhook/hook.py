@@ -29,7 +29,7 @@ def main(argv: list[str], prefix: str) -> int:
         name = told.id
         settings = config.load(prefix)
         log = Log(config.log_path(settings, prefix), settings.log_level)
-        known = same_record(settings, prefix, orders.record)
+        known = same_record(settings, prefix, orders)
         warnings = provide(told, orders, known, settings)
         finish(containers.Granted(name, told.pid, orders.gpus, orders.capabilities, known), warnings, prefix, log)
         return state.leave(0)
@@ -142,7 +142,7 @@ def _list(text: str) -> tuple[str, ...]:
     return tuple([word for word in text.split(",") if word])
 
 
-def same_record(settings: config.Config, prefix: str, identity: str) -> Record:
+def same_record(settings: config.Config, prefix: str, orders: Orders) -> Record:
     """The record that the shim decided by, a moment ago. GpuhookError `driver-changed` where there is another by now.
 
     The stored one is taken by its id, without its key: `sources.acquire` proves each file to be the one that the record
@@ -151,9 +151,9 @@ def same_record(settings: config.Config, prefix: str, identity: str) -> Record:
     """
     stored = record.read(config.paths(prefix).state)
     known = stored.record if stored is not None else None
-    if known is None or known.id != identity:
-        known = record.load(settings, prefix)
-    if known.id != identity:
+    if known is None or known.id != orders.record:
+        known = record.load(settings, prefix, gpus=bool(orders.gpus))
+    if known.id != orders.record:
         raise GpuhookError(
             "driver-changed",
             f"the driver changed while the container was started: it is {known.driver} now",

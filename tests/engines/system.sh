@@ -13,20 +13,12 @@ packages=(
 [ $# -gt 0 ] || die "which Debian: trixie, sid?"
 [ "$(id -u)" = 0 ] || die "not root"
 need debootstrap=debootstrap
-mirror() { # this release's mirror, as apt has it; it has the other releases too
-  local codename
-  codename=$(. /etc/os-release && echo "${VERSION_CODENAME-}")
-  # shellcheck disable=SC2016 # the dollars are apt's
-  apt-get indextargets --format '$(SITE) $(RELEASE)' 'Created-By: Packages' |
-    awk -v codename="$codename" '$2 == codename && !found++ { print $1 }'
-}
-
 printf -v list '%s,' "${packages[@]}"
 mkdir -p "$build/systems"
 for suite; do
   folder=$build/systems/$suite
   if [ "$(cat "$folder/made-of" 2>/dev/null)" != "$list" ]; then
-    from=${DEBIAN_MIRROR:-$(mirror)}
+    from=${DEBIAN_MIRROR:-$(debian_mirror)}
     [ -n "$from" ] || die "apt has no mirror of this release; run apt-get update, or set DEBIAN_MIRROR"
     say "making $folder"
     rm -rf --one-file-system "$folder" "$folder.new"

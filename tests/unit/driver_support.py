@@ -20,7 +20,7 @@ def config_of(driver: Path, **changes: Any) -> Config:
 def peek(config: Config, prefix: str) -> Record | None:
     """The record if a current one is stored; None otherwise, and for a stored error. Starts nothing, writes nothing."""
     stored = record.read(paths(prefix).state)
-    return stored.record if stored is not None and record.fits(config, stored) else None
+    return stored.record if stored is not None and stored.error is None and record.fits(config, stored) else None
 
 
 def copy_of(driver: Path, copy: Path, fault: str = "none") -> Path:

@@ -233,6 +233,25 @@ def test_error_ends_at_once_when_the_driver_changes(own_driver: CopyDriver, pref
     assert record.load(config, prefix).driver == "580.95.05"
 
 
+@pytest.mark.parametrize("fault", ["crash", "not-loaded"])
+def test_who_wants_no_gpu_gets_a_silent_drivers_files(own_driver: CopyDriver, prefix: str, fault: str) -> None:
+    """The record beside the error has the files and no GPU, from the store and made anew; who wants GPUs is refused."""
+    config = config_of(own_driver(fault))
+    first = record.load(config, prefix, gpus=False)
+    error = error_of(config, prefix)
+    assert (first.driver, first.gpus, first.cuda_assumed) == ("580.95.05", (), True)
+    assert {file.soname for file in first.files} > {"libcuda.so.1", "libnvidia-ml.so.1"}
+    assert record.load(config, prefix, gpus=False) == first
+    assert record.doubt(prefix) == f"{error.message} [{error.reference}]"
+
+
+@pytest.mark.parametrize("fault", ["version-mismatch"])
+def test_files_of_another_version_are_nobodys(own_driver: CopyDriver, prefix: str, fault: str) -> None:
+    """Nobody can say what works with them: who wants no GPU is refused too."""
+    with pytest.raises(GpuhookError, match="driver-version-mismatch"):
+        record.load(config_of(own_driver(fault)), prefix, gpus=False)
+
+
 def error_of(config: Config, prefix: str) -> GpuhookError:
     with pytest.raises(GpuhookError) as caught:
         record.load(config, prefix)

@@ -190,3 +190,24 @@ def test_r98_a_server_without_modeset(sim_driver: Path, folder: Path) -> None:
     granted = decide(driver, box("0", NVIDIA_DRIVER_CAPABILITIES="all"), folder)
     assert "/dev/nvidia0" in given(granted)
     assert "/dev/nvidia-modeset" not in given(granted)
+
+
+def test_none_on_a_host_whose_driver_is_not_loaded(sim_driver: Path, folder: Path) -> None:
+    """The driver's files without a node, and the reason as a warning; who asks for a GPU is refused."""
+    driver = copy_of(sim_driver, folder / "silent", "not-loaded")
+    granted = decide(driver, box("none"), folder)
+    assert (granted.gpus, granted.nodes) == ((), ())
+    assert any("[driver-not-loaded]" in warning for warning in granted.warnings)
+    orders = hook.parse([*grant.orders(granted, box("none")), "--root", "/"])
+    assert hook.same_record(config_of(driver), str(folder), orders) == granted.record
+    with pytest.raises(GpuhookError, match="driver-not-loaded"):
+        decide(driver, box("all"), folder)
+
+
+def test_none_on_a_host_without_its_nodes_is_refused(sim_driver: Path, folder: Path) -> None:
+    """Where the driver answers, a missing control node is an error for everybody."""
+    driver = copy_of(sim_driver, folder / "bare")
+    (driver / "dev/nvidia-uvm").unlink()
+    (driver / "proc/devices").write_text("Character devices:\n 10 misc\n")
+    with pytest.raises(GpuhookError, match="node-missing"):
+        decide(driver, box("none"), folder)

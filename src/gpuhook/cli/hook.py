@@ -115,7 +115,7 @@ def replay(told: State, bundle: str | None, where: str) -> tuple[dict[str, Any],
             "proc": orders.proc,
             "label": orders.label,
         }
-        known = hook.same_record(settings, where, orders.record)
+        known = hook.same_record(settings, where, orders)
         document["driver"] = explain_plan.driver_part(known)
         _plan(document, known, orders, replace(spec.container(), root=root), settings)
     except GpuhookError as error:

@@ -31,11 +31,11 @@ LOST_GPU_LIFE = 60.0  # seconds that a record is believed in which a GPU did not
 
 @value
 class Stored:
-    """What the file holds: a record or an error (reference, message, hint), never both.
+    """What the file holds: a record or an error (reference, message, hint); both where the driver does not answer.
 
-    `made` is when, in seconds since boot, `life` for how many seconds it is believed (None: while the key matches).
-    `watch` are the paths below the driver root whose state is in the key, `left_out` the driver's files that no
-    container gets, each with the reason.
+    That record has no GPUs; a container that asks for none can do with it. `made` is when, in seconds since boot,
+    `life` for how many seconds it is believed (None: while the key matches). `watch` are the paths below the driver
+    root whose state is in the key, `left_out` the driver's files that no container gets, each with the reason.
     """
 
     made: float
@@ -47,8 +47,8 @@ class Stored:
     record: Record | None
 
 
-def load(config: "Config", prefix: str) -> Record:
-    """The record of this host's driver.
+def load(config: "Config", prefix: str, *, gpus: bool = True) -> Record:
+    """The record of this host's driver; with `gpus` false also that of a driver that does not answer, without GPUs.
 
     Raises what is wrong with the driver: driver-not-found, driver-not-loaded, driver-version-mismatch, driver-changed,
     library-missing, library-untrusted, nvml-failed, nvml-timeout, nvml-crashed; or record-unavailable where another
@@ -57,10 +57,10 @@ def load(config: "Config", prefix: str) -> Record:
     state = paths(prefix).state
     stored = read(state)
     if stored is not None and fits(config, stored):
-        return result(stored)
+        return result(stored, gpus=gpus)
     from gpuhook.driver import refresh  # noqa: PLC0415  # cold: ctypes, json, a process
 
-    return refresh.renew(config, state)
+    return refresh.renew(config, state, gpus=gpus)
 
 
 def left_out(prefix: str) -> tuple[tuple[str, str], ...]:
@@ -84,9 +84,15 @@ def fits(config: "Config", stored: Stored) -> bool:
     return key.take(config, stored.watch) == stored.key
 
 
-def result(stored: Stored) -> Record:
-    """The record of a stored form; raises the error that it holds instead."""
-    if stored.record is None:
+def doubt(prefix: str) -> str:
+    """Why the stored record has no GPUs: NVML's error, or an empty text."""
+    stored = read(paths(prefix).state)
+    return "" if stored is None or stored.error is None else f"{stored.error[1]} [{stored.error[0]}]"
+
+
+def result(stored: Stored, *, gpus: bool = True) -> Record:
+    """The record of a stored form; raises the error that it holds instead, or beside it where GPUs are wanted."""
+    if stored.record is None or (gpus and stored.error is not None):
         raise GpuhookError(*(stored.error or ("internal", "an empty driver record", "")))
     return stored.record
 
@@ -160,12 +166,14 @@ def _decoded(item: "Any") -> Stored | None:
         return None
     watch = [_str(path) for path in item["watch"]]
     pairs = [(_str(path), _str(reason)) for path, reason in item["left_out"]]
+    row = item["record"]
     if error is None:
-        return Stored(item["made"], life, item["key"], watch, pairs, None, _record(item["record"]))
+        return Stored(item["made"], life, item["key"], watch, pairs, None, _record(row))
     reference, message, hint = error
     if reference not in EXIT_CODES or life is None:
         return None
-    return Stored(item["made"], life, item["key"], watch, pairs, (reference, _str(message), _str(hint)), None)
+    problem = (reference, _str(message), _str(hint))
+    return Stored(item["made"], life, item["key"], watch, pairs, problem, None if row is None else _record(row))
 
 
 def _record(row: "list[Any]") -> Record:
@@ -204,18 +212,15 @@ def _mig(row: "list[Any]") -> Mig:
 
 def _file(row: "list[Any]") -> DriverFile:
     path, kind, capability, name, state, soname, links, bits, target, text = row
-    return DriverFile(
-        _str(path),
-        _str(kind),
-        _str(capability),
-        _str(name),
-        FileId(*_ints(state)),
-        _str(soname),
-        tuple([_str(link) for link in links]),
-        _int(bits),
-        _str(target),
-        _str(text),
-    )
+    for item in (path, kind, capability, name, soname, target, text, *links):
+        if type(item) is not str:
+            raise TypeError
+    dev, inode, size, mtime, ctime = state
+    for item in (dev, inode, size, mtime, ctime, bits):
+        if type(item) is not int:
+            raise TypeError
+    know = FileId(dev, inode, size, mtime, ctime)
+    return DriverFile(path, kind, capability, name, know, soname, tuple(links), bits, target, text)
 
 
 def _str(item: str) -> str:

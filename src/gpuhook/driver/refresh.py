@@ -21,25 +21,27 @@ from gpuhook.model import Gpu, Record, astuple, replace
 LOCK = "driver.lock"
 _TRIES = 3  # refreshes in a row during which the driver may change under us
 _EXTRA_WAIT = 5.0  # seconds that another process gets beyond NVML's deadline
+# What NVML may say of a loaded driver that leaves its files to be of use to who wants no GPU.
+_NVML_ALONE = ("driver-not-loaded", "nvml-failed", "nvml-timeout", "nvml-crashed")
 _VERSION = re.compile(r"\b\d{2,4}\.\d{1,4}(?:\.\d{1,4})?\b", re.ASCII)
 
 
-def renew(config: Config, state: str) -> Record:
+def renew(config: Config, state: str, *, gpus: bool = True) -> Record:
     """Make the record and store it in the directory `state`, or take the one that another process stores meanwhile.
 
-    Raises what `record.load` raises. Where nothing can be stored (a read-only /run, a directory that is not ours), the
-    record is made for this start alone.
+    `gpus` is as in `record.load`. Raises what that raises. Where nothing can be stored (a read-only /run, a directory
+    that is not ours), the record is made for this start alone.
     """
     lock = _open_lock(state)
     if lock is None:
-        return record.result(make(config))
+        return record.result(make(config), gpus=gpus)
     try:
         stored = _wait_for_lock(config, state, lock)
         if stored is None:
             stored = make(config)
             with contextlib.suppress(OSError):
                 linux.write_beside(f"{state}/{record.NAME}", record.encode(stored), 0o644)
-        return record.result(stored)
+        return record.result(stored, gpus=gpus)
     finally:
         os.close(lock)
 
@@ -123,7 +125,7 @@ def _stamp(state: str) -> tuple[int, ...] | None:
 
 
 def make(config: Config) -> Stored:
-    """A fresh record, or the error in its place; read again when the driver changed meanwhile."""
+    """A fresh record, or the error in its place or beside it; read again when the driver changed meanwhile."""
     for _ in range(_TRIES):
         before = key.head(config)
         found = Found("")
@@ -133,8 +135,10 @@ def make(config: Config) -> Stored:
         try:
             version = _loaded(config)
             found = discover(config, version)
+            if not version and len(found.versions) == 1:
+                found = discover(config, *found.versions)
             first = key.take(config, sorted(found.watch))
-            made = _record(config, version, found)
+            made, error = _record(config, version, found)
         except GpuhookError as problem:
             error = (problem.reference, problem.message, problem.hint)
         watch = sorted(found.watch)
@@ -151,26 +155,45 @@ def make(config: Config) -> Stored:
     if made is not None:
         # without the directories' state: a package installed beside the driver makes a new record, not another driver
         made = replace(made, id=_short_hash([taken[0], _plain(made)]))
-    life = record.ERROR_LIFE if made is None else None
-    if made is not None and any(gpu.error for gpu in made.gpus):
+    life = record.ERROR_LIFE if error is not None else None
+    if error is None and made is not None and any(gpu.error for gpu in made.gpus):
         life = record.LOST_GPU_LIFE
     return Stored(record.now(), life, taken, watch, found.left_out, error, made)
 
 
-def _record(config: Config, version: str, found: Found) -> Record:
-    """The record of a driver whose module says `version`. Raises what stands in the way."""
+def _record(config: Config, version: str, found: Found) -> tuple[Record, tuple[str, str, str] | None]:
+    """The record of a driver whose module says `version`; one without GPUs, and the error, where it does not answer.
+
+    Raises what stands in the way.
+    """
     if not version:
-        raise _not_loaded(config, found)
+        problem = _not_loaded(config, found)
+        if len(found.versions) != 1 or not found.library("libnvidia-ml"):
+            raise problem
+        (version,) = found.versions
+        return _silent(version, found, problem)
     library, computing = found.library("libnvidia-ml"), found.library("libcuda")
     if library is None:
         raise _no_library(config, version, found, computing is not None)
     making.before_nvml(config)
-    answer = nvml.ask(config, library, computing)
+    try:
+        answer = nvml.ask(config, library, computing)
+    except GpuhookError as problem:
+        if problem.reference not in _NVML_ALONE:
+            raise
+        return _silent(version, found, problem)
     if answer.driver != version:
         raise _mismatch(version, answer.driver)
     level = answer.cuda or cuda.level_for_driver(version)[0]
     gpus = _with_capabilities(_with_lost_addresses(answer.gpus, key.gpu_names(config)), key.cap_minors(config))
-    return Record("", version, level, not answer.cuda, found.machine, gpus, tuple(found.files))
+    return Record("", version, level, not answer.cuda, found.machine, gpus, tuple(found.files)), None
+
+
+def _silent(version: str, found: Found, problem: GpuhookError) -> tuple[Record, tuple[str, str, str]]:
+    """What is known of a driver that does not answer, and why it does not."""
+    level = cuda.level_for_driver(version)[0]
+    made = Record("", version, level, True, found.machine, (), tuple(found.files))
+    return made, (problem.reference, problem.message, problem.hint)
 
 
 def _loaded(config: Config) -> str:
