@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import socket
 import struct
 import subprocess
 from collections.abc import Callable, Iterator
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuhook import sim
+from gpuhook import ldcache, sim
 from tests import bundles
 from tests.conftest import World
 from tests.images import LOADERS, MULTIARCH, OPENDEV
@@ -111,12 +112,28 @@ def both_formats(root: Path) -> None:
     subprocess.run(["/sbin/ldconfig", "-c", "compat", "-r", root], check=True)
 
 
+def broken_configuration(root: Path) -> None:
+    """What makes an ldconfig fail, and one that does."""
+    (root / "etc/ld.so.conf").write_bytes(
+        b"include /no/such/*.conf\n\xff\x00garbage\ninclude /etc/ld.so.conf\nhwcap 1\n"
+    )
+    tool = root / "usr/sbin/ldconfig"
+    tool.write_text("#!/bin/sh\necho broken >&2\nexit 1\n")
+
+
+def kubernetes_folders(root: Path) -> None:
+    """Where GKE and old Kubernetes have the driver, in the image's configuration; there is nothing in them."""
+    (root / "etc/ld.so.conf.d/nvidia.conf").write_text("/usr/local/nvidia/lib\n/usr/local/nvidia/lib64\n")
+
+
 LAYOUTS = {
     "distroless, Debian's folders": ("glibc", distroless),
     "no cache, Fedora's folders": ("lib64", without_cache),
     "unmerged usr": ("glibc", unmerged),
     "cache of the old format": ("glibc", old_format),
     "cache of both formats": ("lib64", both_formats),
+    "R77 /usr/local/nvidia": ("glibc", kubernetes_folders),
+    "R81, R82 broken configuration and ldconfig": ("glibc", broken_configuration),
 }
 
 
@@ -131,6 +148,20 @@ def test_the_loader_finds_the_driver(
 
     assert (done.code, done.err) == (0, ""), done.out
     assert FOUND in done.out
+
+
+def test_the_images_own_libraries_stay_in_its_cache(shim: bundles.Runtime, new_bundle: NewBundle) -> None:
+    """R83: an image with Fedora's folders on a host with Debian's: what its cache had is still there, libc first."""
+    bundle = new_bundle("lib64", env=[ALL], args=["opendev", LIBCUDA])
+    cache = bundle.rootfs / "etc/ld.so.cache"
+    before = {(entry.name, entry.path) for entry in ldcache.parse(cache.read_bytes())}
+
+    assert shim.run(bundle).code == 0
+
+    after = {(entry.name, entry.path) for entry in ldcache.parse(cache.read_bytes())}
+    assert ("libc.so.6", "/usr/lib64/libc.so.6") in before
+    assert before <= after
+    assert ("libcuda.so.1", "/usr/lib64/libcuda.so.1") in after - before
 
 
 def test_one_static_program(world: World, shim: bundles.Runtime, new_bundle: NewBundle) -> None:
@@ -320,6 +351,43 @@ def test_a_volume_over_a_destination(
     assert told["outcome"] == "granted"
     libdir = SPARE if name in (LIBDIR, f"lib/{MULTIARCH}", "usr") else f"/{LIBDIR}"
     assert told["image"]["libdir"] == libdir  # type: ignore[index]
+
+
+def test_the_hosts_run_as_a_volume(
+    world: World, shim: bundles.Runtime, new_bundle: NewBundle, sim_driver: Path, folder: Path
+) -> None:
+    """R70: `-v /var/run:/var/run`, and /var/run is a link to /run in the image: the sockets are those of the volume."""
+    own = folder / "run"
+    (own / "nvidia-persistenced").mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(own / "nvidia-persistenced/socket"))
+    before = listing(own)
+    mount = bundles.mount("/var/run", "bind", str(own), "rbind")
+    bundle = new_bundle(env=[ALL], args=["sh", "-c", f"opendev {LIBCUDA} && ls -l /run/nvidia-persistenced"])
+    (bundle.rootfs / "var/run").symlink_to("/run")
+    spec = bundle.spec
+    spec["mounts"].append(mount)
+    (bundle.path / "config.json").write_text(json.dumps(spec))
+
+    done = shim.run(bundle)
+
+    assert (done.code, done.err) == (0, ""), done.out
+    assert "socket" in done.out
+    assert listing(own) == before
+    assert "left out /run/nvidia-persistenced/socket" in world.log
+
+
+@pytest.mark.parametrize("masked", [["/proc/driver"], ["/proc/driver/nvidia"]])
+def test_a_masked_proc(shim: bundles.Runtime, new_bundle: NewBundle, masked: list[str]) -> None:
+    """R73: what of /proc can't be shown is no reason not to start. (Without /proc runc itself starts nothing.)"""
+    bundle = new_bundle(env=[ALL], args=["opendev", LIBCUDA, "/dev/nvidia0"])
+    spec = bundle.spec
+    spec["linux"]["maskedPaths"] += masked
+    (bundle.path / "config.json").write_text(json.dumps(spec))
+
+    done = shim.run(bundle)
+
+    assert FOUND in done.out, done.err
 
 
 def test_a_program_of_the_users_own_volume_wins(shim: bundles.Runtime, new_bundle: NewBundle, folder: Path) -> None:

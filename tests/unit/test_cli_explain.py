@@ -142,6 +142,17 @@ def test_a_granted_request(items: list[str], gpus: list[int], capabilities: list
     assert all(node["major"] > 0 for node in found["nodes"])
 
 
+def test_a_models_name_is_one_word(
+    new_driver: Callable[..., Path], folder: Path, explain: Explain, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """R75: blanks and a slash in it name no file and split nothing."""
+    model = "NVIDIA GeForce GTX 1080 Ti / X"
+    configure(folder, new_driver(model=model, brand="geforce"))
+    assert [gpu["name"] for gpu in explain(*env(ALL), where=folder)["gpus"]] == [model, model]
+    main(["gpuhook", "explain", *env(ALL)], str(folder))
+    assert f"0  {model}  GPU-" in capsys.readouterr().out
+
+
 def test_a_legacy_cuda_image_asks_by_its_version(explain: Explain) -> None:
     found = explain(*env("CUDA_VERSION=11.8.0"))
     assert found["request"]["by"] == "CUDA_VERSION"

@@ -72,7 +72,7 @@ FOREIGN = tuple((flags, b"liba.so.1", b"/lib/liba.so.1") for flags in (ARM, I386
     ],
 )
 def test_reads(data: bytes, expected: tuple[Entry, ...] | int) -> None:
-    """What of a cache is taken; a number says how many entries, where all that matters is which are left out."""
+    """R89: what of a cache is taken; a number says how many entries, where all that matters is which are left out."""
     found = ldcache.parse(data)
     if isinstance(expected, int):
         assert len(found) == expected
@@ -109,7 +109,7 @@ def test_offset_out_of_range(field: int, offset: int) -> None:
     ],
 )
 def test_refuses(data: bytes, reason: str) -> None:
-    """A broken structure is a ValueError that says what is broken."""
+    """R89: a broken structure is a ValueError that says what is broken."""
     with pytest.raises(ValueError, match=reason):
         ldcache.parse(data)
 
