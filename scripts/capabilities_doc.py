@@ -43,19 +43,14 @@ def words() -> list[str]:
 
 def files() -> list[str]:
     """A row for each kind of file that is no library or program: whose it is, its place, where it is looked for."""
-    rows = [
-        "| what | word | names | looked for below each folder in | place in the container |",
-        "|---|---|---|---|---|",
-    ]
-    rows += [
-        f"| {data.what} | `{data.capability}` | {_code(data.names)} | `{data.folder}` | `{data.place}` |"
-        for data in capabilities.DATA
-    ]
-    rows += [
-        f"| module of an X server | `{capabilities.X_CAPABILITY}` | `{name}` | `xorg/modules/{kind}`, `nvidia/xorg` "
-        f"| `{capabilities.X_MODULES}/{kind}` |"
-        for kind, name in capabilities.X_FILES
-    ]
+    rows = ["| what | word | names | looked for in | place in the container |", "|---|---|---|---|---|"]
+    for data in capabilities.DATA:
+        places = _code([f"{base}/{data.folder}" for base in data.bases])
+        rows.append(f"| {data.what} | `{data.capability}` | {_code(data.names)} | {places} | `{data.place}` |")
+    for kind, name in capabilities.X_FILES:
+        places = f"`nvidia/xorg` and `xorg/modules/{kind}` beside the libraries, X's own `{kind}`"
+        word, place = capabilities.X_CAPABILITY, f"{capabilities.X_MODULES}/{kind}"
+        rows.append(f"| module of an X server | `{word}` | `{name}` | {places} | `{place}` |")
     return rows
 
 

@@ -249,7 +249,9 @@ def test_what_it_says_is_what_a_real_container_has(
     command: list[str | Path] = [world.cli, "hook", "--dry-run", "--state", saved, "--json"]
     told = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     assert told["orders"]["from"] == "prestart"
-    planned = {item["target"] for item in told["mounts"] if item["present"]}
+    # in that image /lib is a link, which a mount does not show
+    places = [os.path.realpath(f"{made.rootfs}{item['target']}") for item in told["mounts"] if item["present"]]
+    planned = {place.removeprefix(os.path.realpath(made.rootfs)) for place in places}
     assert planned
     assert planned <= targets
     assert hook.parse(made.spec["hooks"]["prestart"][0]["args"][1:]).record == told["orders"]["record"]

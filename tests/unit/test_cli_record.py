@@ -74,7 +74,7 @@ def test_the_key_facts(host: Path, run: Run) -> None:
         r"made    \d+ s ago",
         rf"id      {known.id}",
         r"driver  580\.95\.05, CUDA up to 13\.0, x86-64",
-        r"files   \d+ binary, \d+ firmware, \d+ library",
+        r"files   \d+ binary, \d+ data, \d+ firmware, \d+ library",
     ):
         assert re.search(f"^{pattern}$", out, re.MULTILINE), pattern
     rows = [line.split("\t") for line in out.splitlines() if "\t" in line]
@@ -90,7 +90,8 @@ def test_what_is_left_out_comes_with_its_reason(host: Path, run: Run) -> None:
     library.chmod(0o666)
     record.load(load(str(host)), str(host))
     left = shown(run)["left_out"]
-    assert [item["path"].rpartition("/")[2] for item in left] == [library.name]
+    # the description of OpenCL names that library, and goes with it
+    assert [item["path"].rpartition("/")[2] for item in left] == [library.name, "nvidia.icd"]
     assert re.search(rf"^left out\n  \S*{re.escape(library.name)}: .+", run("show")[1], re.MULTILINE)
 
 

@@ -88,9 +88,9 @@ FIRMWARE_DIRS = (
 class Data:
     """Files that are no libraries and that programs look for at a fixed place.
 
-    `folder` is where: below each of the folders that data is looked for in (data.py). `names` are patterns of file
-    names. `place` is the folder in the container. With `names_library` a file counts only if it names a library of the
-    driver that was found, which is how the driver's are told from those of Mesa and others.
+    `folder` is where: below each of `bases`, and of the folders that the driver's libraries lie in (data.py). `names`
+    are patterns of file names. `place` is the folder in the container. With `names_library` a file counts only if it
+    names a library of the driver that was found, which is how the driver's are told from those of Mesa and others.
     """
 
     capability: str
@@ -99,14 +99,26 @@ class Data:
     place: str
     names_library: bool
     what: str
+    bases: tuple[str, ...]
 
+
+_SHARE = ("/usr/local/share", "/usr/share")
+_LOADERS = ("/etc", *_SHARE)  # where the loaders of Vulkan and EGL look
 
 DATA = (
-    Data("compute", "OpenCL/vendors", ("*.icd",), "/etc/OpenCL/vendors", True, "OpenCL driver"),
-    Data("graphics", "vulkan/icd.d", ("*.json",), "/etc/vulkan/icd.d", True, "Vulkan driver"),
-    Data("graphics", "vulkan/implicit_layer.d", ("*.json",), "/etc/vulkan/implicit_layer.d", True, "Vulkan layers"),
-    Data("graphics", "vulkansc/icd.d", ("*.json",), "/etc/vulkansc/icd.d", True, "Vulkan SC driver"),
-    Data("graphics", "glvnd/egl_vendor.d", ("*.json",), "/usr/share/glvnd/egl_vendor.d", True, "EGL vendor"),
+    Data("compute", "OpenCL/vendors", ("*.icd",), "/etc/OpenCL/vendors", True, "OpenCL driver", ("/etc",)),
+    Data("graphics", "vulkan/icd.d", ("*.json",), "/etc/vulkan/icd.d", True, "Vulkan driver", (*_LOADERS, "")),
+    Data(
+        "graphics",
+        "vulkan/implicit_layer.d",
+        ("*.json",),
+        "/etc/vulkan/implicit_layer.d",
+        True,
+        "Vulkan layers",
+        (*_LOADERS, ""),
+    ),
+    Data("graphics", "vulkansc/icd.d", ("*.json",), "/etc/vulkansc/icd.d", True, "Vulkan SC driver", _LOADERS),
+    Data("graphics", "glvnd/egl_vendor.d", ("*.json",), "/usr/share/glvnd/egl_vendor.d", True, "EGL vendor", _LOADERS),
     Data(
         "graphics",
         "egl/egl_external_platform.d",
@@ -114,6 +126,7 @@ DATA = (
         "/usr/share/egl/egl_external_platform.d",
         True,
         "EGL external platforms (GBM, Wayland, X)",
+        _LOADERS,
     ),
     Data(
         "graphics",
@@ -122,6 +135,7 @@ DATA = (
         "/usr/share/nvidia",
         False,
         "OptiX data, the driver's own application profiles",
+        _SHARE,
     ),
     Data(
         "display",
@@ -130,6 +144,7 @@ DATA = (
         "/usr/share/X11/xorg.conf.d",
         False,
         "configuration of an X server",
+        ("/etc", "/usr/share"),
     ),
 )
 

@@ -1,9 +1,9 @@
 """Find the driver's files that are no libraries or programs: descriptions for loaders of OpenCL, Vulkan and EGL, data
 of OptiX, modules and configuration of an X server.
 
-Looked in: the folders of `homes`, where the libraries lie in a folder of their own (`/opt/x/lib`); /etc,
-/usr/local/share and /usr/share; the driver root itself, where GKE has them. What a description names decides whose it
-is: a file that names a library of the driver is the driver's, whatever it is called, and one of Mesa never is. None of
+Looked in: the folders of `homes`, where the libraries lie in a folder of their own (`/opt/x/lib`), and the usual places
+of each kind; for Vulkan also the driver root itself, where GKE has them. What a description names decides whose it is:
+a file that names a library of the driver is the driver's, whatever it is called, and one of Mesa never is. None of
 these files is needed: what is absent, broken or not to be trusted is left out. Off the hot path.
 """
 
@@ -19,7 +19,6 @@ from gpuhook.driver import capabilities
 from gpuhook.driver.tree import Place, Tree
 from gpuhook.model import DriverFile
 
-BASES = ("/etc", "/usr/local/share", "/usr/share", "")
 _X_BASES = ("/usr/lib/xorg/modules", "/usr/lib64/xorg/modules", "/usr/X11R6/lib64/modules", "/usr/X11R6/lib/modules")
 NARROW = {"x86-64": "i386", "aarch64": "arm"}  # machine -> that of its 32-bit programs
 _LIMIT = 64 * 1024  # bytes of a description; the real ones have less than 1 KiB
@@ -70,7 +69,7 @@ def look(tree: Tree, version: str, machine: str, libraries: list[DriverFile]) ->
     bases = [base for home in homes(libraries) for base in (f"{home}/share", f"{home}/etc", home)]
     for data in capabilities.DATA:
         taken: set[str] = set()
-        for base in (*bases, *BASES):
+        for base in (*bases, *data.bases):
             watch(tree, f"{base}/{data.folder}", looked.watch)
             for place, name in _entries(driver, f"{base}/{data.folder}", data):
                 target = f"{data.place}/{name}"
