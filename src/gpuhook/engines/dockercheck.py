@@ -171,7 +171,7 @@ def _running(view: _View) -> Iterator[Finding]:
     answer = host.ask("docker", "--host", address, "info", "--format", "{{json .}}")
     try:
         info = json.loads(answer or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         info = {}
     if not isinstance(info, dict) or not info.get("ServerVersion"):
         what = f"dockerd does not answer at {address}: what it knows can't be told"

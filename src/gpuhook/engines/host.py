@@ -3,10 +3,14 @@
 A test gives another `root` (all files below it), another environment and a `PATH` with stand-ins.
 """
 
+import errno
 import glob
 import os
+import pwd
+import select
 import shutil
 import subprocess
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -14,6 +18,7 @@ from gpuhook.errors import GpuhookError, shown
 
 _DEADLINE = 10.0  # seconds for a program that is asked something; a hung daemon must not hang us
 _LIMIT = 4 << 20  # bytes; no engine's configuration comes near
+_MOST = 16 << 20  # bytes of what a program says; a `docker info` has kilobytes
 
 
 @dataclass(frozen=True)
@@ -23,16 +28,24 @@ class Host:
     root: str = ""
     uid: int = field(default_factory=os.geteuid)
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    _hung: set[str] = field(default_factory=set, init=False, repr=False, compare=False)  # programs that did not answer
 
     @property
     def home(self) -> str:
-        """The user's home directory."""
-        return self.environ.get("HOME") or "/root"
+        """The user's home directory: HOME's, else the account's."""
+        named = self.environ.get("HOME", "")
+        if named.startswith("/"):
+            return named
+        try:
+            return pwd.getpwuid(self.uid).pw_dir
+        except KeyError:
+            return "/root" if self.uid == 0 else "/"
 
     @property
     def config_home(self) -> str:
-        """Where the user's configuration lies (XDG base directories)."""
-        return self.environ.get("XDG_CONFIG_HOME") or f"{self.home}/.config"
+        """Where the user's configuration lies (XDG base directories, which has a relative path ignored)."""
+        named = self.environ.get("XDG_CONFIG_HOME", "")
+        return named if named.startswith("/") else f"{self.home}/.config"
 
     def real(self, path: str) -> str:
         """Where this process finds `path`."""
@@ -74,7 +87,7 @@ class Host:
                 ) from None
             return None
         except OSError as error:
-            raise _unreadable(path, f"{error.strerror}", "run this as the user whose file it is") from None
+            raise _unreadable(path, f"{error.strerror}", _hint(error)) from None
         try:
             kind = os.fstat(fd).st_mode >> 12
             if kind != 0o10:  # before open(), which takes no directory
@@ -82,6 +95,8 @@ class Host:
                 raise _unreadable(path, f"it is {what}", "name the engine's configuration file: --config FILE")
             with open(fd, "rb", closefd=False) as file:
                 data = file.read(_LIMIT + 1)
+        except OSError as error:  # a failing disk, and files of /proc that can't be read as a whole
+            raise _unreadable(path, f"{error.strerror}", _hint(error)) from None
         finally:
             os.close(fd)
         if len(data) > _LIMIT:
@@ -93,22 +108,56 @@ class Host:
         return shutil.which(program, path=self.environ.get("PATH", os.defpath))
 
     def ask(self, *argv: str) -> str | None:
-        """What a program prints; None where it is not there, fails or takes longer than ten seconds."""
+        """What a program prints; None where it is not there, fails, says more than 16 MiB or takes longer than ten
+        seconds. One that took longer is not asked again: a hung daemon costs ten seconds, however often it is asked.
+        """
         program = self.which(argv[0])
-        if program is None:
+        if program is None or program in self._hung:
             return None
+        end = time.monotonic() + _DEADLINE
         try:
-            done = subprocess.run(  # noqa: S603 - argv is ours, the program is the administrator's
+            child = subprocess.Popen(  # noqa: S603 - argv is ours, the program is the administrator's
                 [program, *argv[1:]],
                 env=dict(self.environ),
                 stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=_DEADLINE,
-                check=False,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
             )
-        except (OSError, subprocess.TimeoutExpired):
+        except (OSError, ValueError):  # ValueError: a NUL in a word that another program said
             return None
-        return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else None
+        with child:
+            try:
+                said = _heard(child, end)
+                code = child.wait(max(0.0, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                self._hung.add(program)
+                return None
+            finally:
+                child.kill()
+        return said.decode("utf-8", "replace") if code == 0 and len(said) <= _MOST else None
+
+
+def _heard(child: subprocess.Popen[bytes], end: float) -> bytes:
+    """What a program prints until it ends, or a byte more than `_MOST`; TimeoutExpired at `end`."""
+    assert child.stdout
+    said = bytearray()
+    while len(said) <= _MOST:
+        left = end - time.monotonic()
+        if left <= 0 or not select.select([child.stdout], [], [], left)[0]:
+            raise subprocess.TimeoutExpired(child.args, _DEADLINE)
+        part = os.read(child.stdout.fileno(), 1 << 16)
+        if not part:
+            return bytes(said)
+        said += part
+    child.kill()
+    return bytes(said)
+
+
+def _hint(error: OSError) -> str:
+    """What to do about a file that can't be opened or read."""
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return "run this as the user whose file it is"
+    return "name the engine's configuration file: --config FILE"
 
 
 def _unreadable(path: str, why: str, hint: str) -> GpuhookError:
