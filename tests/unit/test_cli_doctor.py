@@ -568,6 +568,21 @@ def test_r118_docker_that_talks_to_another_daemon(engines_host: Host, well: Worl
     assert doctor.lines(told | {"error": None})[-1] == "docker: a GPU container would work"
 
 
+def test_engines_share_a_line_where_they_share_the_reason() -> None:
+    """A host without a driver said so once for each engine, in a line of four hundred characters."""
+
+    def part(engine: str, why: str) -> dict[str, Any]:
+        return {"engine": engine, "works": not why, "why": why, "findings": []}
+
+    host = [{"level": "problem", "check": "driver", "message": "no driver", "hint": ""}]
+    engines = [part("docker", "no driver"), part("containerd", "else"), part("crio", ""), part("podman", "no driver")]
+    assert doctor.lines({"works": True, "host": host, "engines": engines})[-3:] == [
+        "docker, podman: a GPU container would not work: no driver",
+        "containerd: a GPU container would not work: else",
+        "crio: a GPU container would work",
+    ]
+
+
 def test_an_engine_whose_file_is_broken_is_a_problem_that_names_the_line(
     engines_host: Host, well: World, programs: Path
 ) -> None:

@@ -145,7 +145,15 @@ def lines(document: dict[str, Any]) -> list[str]:
         shown.append("")
     if not document["engines"]:
         shown.append(_verdict("this host", document["works"], next(_messages(document["host"]), "")))
-    return shown + [_verdict(part["engine"], part["works"], part["why"]) for part in document["engines"]]
+    return shown + _verdicts(document["engines"])
+
+
+def _verdicts(parts: list[dict[str, Any]]) -> list[str]:
+    """A line for each engine; engines that share a reason share a line, so that it is read once."""
+    shared: dict[tuple[bool, str], list[str]] = {}
+    for part in parts:
+        shared.setdefault((part["works"], part["why"]), []).append(part["engine"])
+    return [_verdict(", ".join(names), works, why) for (works, why), names in shared.items()]
 
 
 def _messages(findings: list[dict[str, str]]) -> Any:
