@@ -198,6 +198,33 @@ CONFIG_SHOW = these(
         "additionalProperties": these(value={}, source={"enum": ["file", "default"]}),
     },
 )
+CONFIG_IMPORT = these(
+    source=TEXT,
+    path=TEXT,
+    changed=FLAG,
+    dry_run=FLAG,
+    keys=many(
+        these(
+            key=TEXT,
+            value=TEXT,
+            outcome={"enum": ["carried", "same", "kept", "left", "unknown", "invalid"]},
+            target=TEXT,
+            wanted=TEXT,
+            why=TEXT,
+        )
+    ),
+    images=maybe(
+        these(
+            looked_at=COUNT,
+            refused=many(
+                these(engine=TEXT, image=TEXT, reference=TEXT, message=TEXT, hint=TEXT, exit_code=COUNT),
+            ),
+            notes=many(TEXT),
+        )
+    ),
+    diff=TEXT,
+    error={"type": "null"},
+)
 FINDING = these(
     level={"enum": ["ok", "note", "warning", "problem"]},
     check={"type": "string", "pattern": "^[a-z0-9]+(-[a-z0-9]+)*$"},

@@ -52,6 +52,13 @@ CASES: dict[str, tuple[list[str], int, schemas.Schema]] = {
     "check not met": (["check", "cuda>=99", "--driver", "535.161.08", "--brand", "tesla"], 41, schemas.CHECK),
     "check that can't be parsed": (["check", "cuda>>1"], 40, schemas.CHECK),
     "config show": (["config", "show"], 0, schemas.CONFIG_SHOW),
+    "config import": (["config", "import", "{folder}/toolkit.toml"], 0, schemas.CONFIG_IMPORT),
+    "config import without images": (
+        ["config", "import", "{folder}/toolkit.toml", "--no-images"],
+        0,
+        schemas.CONFIG_IMPORT,
+    ),
+    "config import of nothing": (["config", "import", "{folder}/nowhere"], 91, schemas.FAILED),
     "configure": (["configure", "docker", "--config", "{folder}/daemon.json"], 0, schemas.CONFIGURE),
     "configure a broken file": (["configure", "docker", "--config", "{folder}/full"], 91, schemas.FAILED),
     "unconfigure what is not configured": (["unconfigure", "docker"], 0, schemas.CONFIGURE),
@@ -84,6 +91,9 @@ def told(folder: Path, capsys: pytest.CaptureFixture[str]) -> Print:
     program.parent.mkdir(parents=True)
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
+    (folder / "toolkit.toml").write_text(
+        "disable-require = true\nfrob = [2026-01-01, {a = inf}]\nnvidia-ctk.path = 1\n"
+    )
     (folder / "state.json").write_text(json.dumps({**STATE, "bundle": str(full)}))
     (folder / "image.json").write_text(json.dumps({"config": {"Env": [ALL], "Labels": {"com.nvidia.x": "1"}}}))
 
@@ -132,7 +142,7 @@ def test_no_command_with_json_is_left_out() -> None:
         for child, item in children.items():
             if any("--json" in parameter.opts for parameter in item.params):
                 found.add(f"{name} {child}".strip())
-    twofold = {"show", "refresh"}
+    twofold = {"show", "refresh", "import"}
     covered = {" ".join(words[: 2 if twofold & set(words) else 1]) for words, _, _ in CASES.values()}
     assert found == covered
 

@@ -29,7 +29,10 @@ COMMANDS = {
     "configure": ("gpuhook.cli.configure:configure", "Tell a container engine of gpuhook; --dry-run shows the diff."),
     "unconfigure": ("gpuhook.cli.configure:unconfigure", "Take back what configure did, to the byte."),
     "list": ("gpuhook.cli.list_:list_", "List the driver's files that containers get, by capability."),
-    "config": ("gpuhook.cli.config:config", "Show and check runtime.toml."),
+    "config": (
+        "gpuhook.cli.config:config",
+        "Show and check runtime.toml; take over what NVIDIA's toolkit is configured with.",
+    ),
     "record": ("gpuhook.cli.record:record", "Show, remake or remove the record of this host's driver."),
     "hook": ("gpuhook.cli.hook:hook_", "Replay a saved state: say what the hook would do; change nothing."),
     "sim": ("gpuhook.cli.sim:sim", "Make a simulated driver for a machine without a GPU."),

@@ -1,18 +1,15 @@
-"""`gpuhook config`: what is in force, whether a runtime.toml is right, and where it lies."""
+"""`gpuhook config`: what is in force, whether a runtime.toml is right, where it lies; `import` has its own module."""
 
-import importlib.resources
 import json
 import os
-import tomllib
 from typing import Any
 
 import click
-import jsonschema
 
 from gpuhook import config as configuration
 from gpuhook import configfile, configtrust
-from gpuhook.cli import prefix, render
-from gpuhook.configfile import Problem
+from gpuhook.cli import configschema, prefix, render
+from gpuhook.cli.config_import import import_
 from gpuhook.errors import GpuhookError, shown
 
 
@@ -22,10 +19,14 @@ Examples:
   gpuhook config show
   gpuhook config validate
   gpuhook config validate ./runtime.toml
+  gpuhook config import
 """
 )
 def config() -> None:
-    """Show and check gpuhook's configuration (runtime.toml)."""
+    """Show and check gpuhook's configuration (runtime.toml), or take over that of NVIDIA's toolkit."""
+
+
+config.add_command(import_)
 
 
 @config.command(
@@ -77,7 +78,7 @@ def validate(file: str | None) -> None:
         click.echo(f"{path} is not there: the defaults hold")
         return
     data = _content(path, trust=file is None)
-    problems = configfile.parse(data).problems or _by_schema(data)
+    problems = configfile.parse(data).problems or configschema.problems(data)
     if problems:
         configfile.refuse(path, problems)
     click.echo(f"{path} is right")
@@ -109,19 +110,6 @@ def _content(path: str, trust: bool) -> bytes:
         text = f"{shown(path, 200)} is longer than {configuration.LIMIT} bytes"
         raise GpuhookError("config-invalid", text, "leave out comments, or see whether it is a runtime.toml at all")
     return data
-
-
-def _by_schema(data: bytes) -> tuple[Problem, ...]:
-    """What the published schema refuses: a second opinion on a file that our own checks found right."""
-    text = data.decode()
-    schema = json.loads(importlib.resources.files("gpuhook").joinpath("runtime-schema.json").read_text("utf-8"))
-    lines = text.splitlines()
-    found = []
-    for error in jsonschema.Draft202012Validator(schema).iter_errors(tomllib.loads(text)):
-        at = [str(part) for part in error.absolute_path if isinstance(part, str)]
-        line = configfile.find(lines, at[0], at[1] if len(at) > 1 else "") if at else 0
-        found.append(Problem(line, ".".join(at), error.message))
-    return tuple(sorted(found))
 
 
 def _source(key: configfile.Key, parsed: configfile.Parsed) -> str:

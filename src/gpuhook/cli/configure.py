@@ -1,6 +1,5 @@
 """`gpuhook configure ENGINE` and `gpuhook unconfigure ENGINE`: tell an engine of gpuhook, and take that back."""
 
-import difflib
 import os
 import re
 import shutil
@@ -309,7 +308,7 @@ def _tell(result: _Result) -> None:
 
 def _lines(result: _Result) -> list[str]:
     """For a person; of a dry run the diff alone."""
-    lines = [_coloured(line) for change in result.changes for line in diff(change)]
+    lines = [render.coloured(line) for change in result.changes for line in diff(change)]
     if result.dry_run and result.changed:
         return lines
     lines += [render.plain(line) for line in result.lines]
@@ -341,26 +340,7 @@ def _document(result: _Result, restart: dict[str, Any], failed: GpuhookError | N
 
 def diff(change: Change) -> list[str]:
     """The lines of a unified diff of what changes in a file; none where nothing does."""
-    if not change.changes_file:
-        return []
-    sides = [None if data is None else data.decode("utf-8", "replace") for data in (change.before, change.after)]
-    names = ["/dev/null" if text is None else change.path for text in sides]
-    # not splitlines(): form feeds and the like end no line of these files
-    rows = [[] if not text else text.removesuffix("\n").split("\n") for text in sides]
-    for text, side in zip(sides, rows, strict=True):
-        if text and not text.endswith("\n"):
-            side[-1] += "\n\\ No newline at end of file"
-    found = difflib.unified_diff(rows[0], rows[1], names[0], names[1], lineterm="")
-    return [part for line in found for part in line.split("\n")]
-
-
-def _coloured(line: str) -> str:
-    text = "\t".join(render.plain(part) for part in line.split("\t"))
-    if text.startswith(("---", "+++")):
-        return render.strong(text)
-    if text.startswith("@@"):
-        return render.faint(text)
-    return render.good(text) if text.startswith("+") else render.bad(text) if text.startswith("-") else text
+    return render.difference(change.path, change.before, change.after)
 
 
 # --- restarting -----------------------------------------------------------------------------------------------------

@@ -37,9 +37,14 @@ def read(name: str) -> ImageConfig:
     """The configuration of an image, from a file or by name. GpuhookError `image-unreadable`."""
     if os.path.exists(name) or name.startswith(("/", "./", "../")):
         return _parse(_file(name), f"{name}")
-    if not _NAME.fullmatch(name):
+    if not is_name(name):
         raise _error(f"{shown(name)} is no file, and no name that an image can have")
     return _from_engine(name)
+
+
+def is_name(text: str) -> bool:
+    """Whether an image can have this name or id; then it is no option of an engine's command."""
+    return _NAME.fullmatch(text) is not None
 
 
 def _file(path: str) -> bytes:
@@ -87,8 +92,11 @@ def _parse(data: bytes, source: str) -> ImageConfig:
         item: Any = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise _error(f"{shown(source, 200)} is no JSON: {error}") from None
-    if isinstance(item, list) and len(item) == 1:
-        item = item[0]
+    return of(item[0] if isinstance(item, list) and len(item) == 1 else item, source)
+
+
+def of(item: Any, source: str) -> ImageConfig:
+    """The configuration in an object of one of the known forms. GpuhookError `image-unreadable`."""
     if not isinstance(item, dict):
         raise _error(f"{shown(source, 200)} is no image configuration: an object is expected")
     config = None if "schemaVersion" in item else item.get("config", item.get("Config"))

@@ -4,6 +4,7 @@ On a terminal a table has aligned columns under a heading. Piped, each row is a 
 and no heading, so that `cut` and `while read` can take it.
 """
 
+import difflib
 import json
 import os
 import sys
@@ -69,6 +70,31 @@ def pairs(rows: Iterable[tuple[str, str]]) -> list[str]:
     rows = [(name, plain(text)) for name, text in rows]
     width = max((len(name) for name, _ in rows), default=0)
     return [f"{strong(name.ljust(width))}  {text}" for name, text in rows]
+
+
+def difference(path: str, before: bytes | None, after: bytes | None) -> list[str]:
+    """The lines of a unified diff of a file (None: no file); none where nothing changes."""
+    if before == after:
+        return []
+    sides = [None if data is None else data.decode("utf-8", "replace") for data in (before, after)]
+    names = ["/dev/null" if text is None else path for text in sides]
+    # not splitlines(): form feeds and the like end no line of these files
+    rows = [[] if not text else text.removesuffix("\n").split("\n") for text in sides]
+    for text, side in zip(sides, rows, strict=True):
+        if text and not text.endswith("\n"):
+            side[-1] += "\n\\ No newline at end of file"
+    found = difflib.unified_diff(rows[0], rows[1], names[0], names[1], lineterm="")
+    return [part for line in found for part in line.split("\n")]
+
+
+def coloured(line: str) -> str:
+    """A line of a diff for a person."""
+    text = "\t".join(plain(part) for part in line.split("\t"))
+    if text.startswith(("---", "+++")):
+        return strong(text)
+    if text.startswith("@@"):
+        return faint(text)
+    return good(text) if text.startswith("+") else bad(text) if text.startswith("-") else text
 
 
 def document(data: object) -> str:
