@@ -499,6 +499,22 @@ def test_the_logs_last_error_is_shown_for_an_hour(tmp_path: Path) -> None:
     assert of(neighbours.log(replace(settings, log_file="none"), ""), "log").level == "note"
 
 
+def test_of_a_traceback_the_logs_last_error_is_what_went_wrong(tmp_path: Path) -> None:
+    """Its first four hundred characters name Python files alone."""
+    settings = replace(Config(), log_file=f"{tmp_path}/gpuhook.log")
+    Log(settings.log_file).write("error", "-", "Traceback (most recent call last):\n  File x\nValueError: what\n")
+    with open(settings.log_file, "a") as file:
+        file.write("2026-99-99T00:00:00.000Z error box1 no such month\n")
+    found = of(neighbours.log(settings, ""), "last-error")
+    assert found.message.endswith(" min ago, no container: ValueError: what (the log has the traceback)")
+
+
+def test_a_log_that_is_no_file_does_not_hang_doctor(tmp_path: Path) -> None:
+    settings = replace(Config(), log_file=f"{tmp_path}/fifo")
+    os.mkfifo(settings.log_file)
+    assert "can't be read" in of(neighbours.log(settings, ""), "log").message
+
+
 # --- engines --------------------------------------------------------------------------------------------------------
 
 

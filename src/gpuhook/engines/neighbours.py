@@ -106,7 +106,8 @@ def log(settings: Config, prefix: str) -> Iterator[Finding]:
         yield Finding("note", "log", "there is none: runtime.toml says so (log.file)")
         return
     try:
-        with open(path, "rb") as file:
+        # a FIFO must not hang us: it is no error to open, and one to seek in
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(size - _TAIL, 0))
             lines = file.read(_TAIL).decode("utf-8", "replace").splitlines()
@@ -121,8 +122,18 @@ def log(settings: Config, prefix: str) -> Iterator[Finding]:
         match = _LINE.fullmatch(line)
         if match is None:
             continue
-        age = time.time() - calendar.timegm(time.strptime(match[1], "%Y-%m-%dT%H:%M:%S"))
+        try:
+            age = time.time() - calendar.timegm(time.strptime(match[1], "%Y-%m-%dT%H:%M:%S"))
+        except ValueError:  # a 99th month
+            continue
         if 0 <= age <= _RECENT:
-            text = f"{int(age // 60)} min ago, container {shown(match[2], 64)[1:-1]}: {shown(match[3], 400)[1:-1]}"
-            yield Finding("note", "last-error", text)
+            yield Finding("note", "last-error", f"{int(age // 60)} min ago, {_told(match[2], match[3])}")
         return
+
+
+def _told(container: str, text: str) -> str:
+    """What a line of the log says; of a traceback the last line, which says what was wrong."""
+    whose = "no container" if container == "-" else f"container {shown(container, 64)[1:-1]}"
+    if text.startswith("Traceback "):
+        text = text.removesuffix("\\n").rpartition("\\n")[2] + " (the log has the traceback)"
+    return f"{whose}: {shown(text, 400)[1:-1]}"
