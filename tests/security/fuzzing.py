@@ -153,6 +153,17 @@ def _elf(place: Path) -> Run:
     return elf.read
 
 
+def _note(place: Path) -> Run:
+    file = os.memfd_create("library")
+
+    def run(data: bytes) -> object:
+        os.ftruncate(file, 0)
+        os.pwrite(file, data, 0)
+        return elf.note_fd(file, b".note.cuda.fwd_compatibility", b"NVIDIA Corporation")
+
+    return run
+
+
 def _conf(place: Path) -> Run:
     (place / "etc/ld.so.conf.d").mkdir(parents=True)
     (place / "etc/ld.so.conf.d/a.conf").write_text("/a\ninclude /etc/ld.so.conf\n")
@@ -219,6 +230,8 @@ def _tiny_elf() -> bytes:
 
 
 def _parsers() -> dict[str, Parser]:
+    from tests.unit.test_elf_note import with_note
+
     spec = bundles.config(
         env=["NVIDIA_VISIBLE_DEVICES=all", "A=b"], annotations={"com.nvidia.cdi": "x"}, hooks={"prestart": []}
     )
@@ -321,6 +334,7 @@ def _parsers() -> dict[str, Parser]:
         "requirement": Parser([b"cuda>=12.6 brand=tesla,driver>=470,driver<471", b"cuda>=9"], versions, _requirement),
         "ld.so.cache": Parser(caches, numbers, _cache, (ValueError,)),
         "ELF": Parser([_tiny_elf()], numbers, _elf, ()),
+        "note of CUDA's libraries": Parser([with_note()], numbers, _note, ()),
         "ld.so.conf": Parser([b"include /etc/ld.so.conf.d/*.conf\n/usr/lib\n", b"/a:/b\n"], conf, _conf, ()),
         "state": Parser(
             [b'{"ociVersion":"1","id":"a","pid":77,"bundle":"/b","root":"/r"}'], marks, _state, trusted=True
