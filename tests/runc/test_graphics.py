@@ -140,7 +140,7 @@ def test_who_does_not_draw_gets_none_of_it(shim: bundles.Runtime, new_bundle: Ne
     ("image", "narrow"), [("glibc", "usr/lib/i386-linux-gnu"), ("lib64", "usr/lib")], ids=["Debian", "Fedora"]
 )
 def test_compat32(shim: bundles.Runtime, new_bundle: NewBundle, image: str, narrow: str) -> None:
-    """The 32-bit libraries lie with the image's 32-bit C library, the others with the other."""
+    """R61: the 32-bit libraries lie with the image's 32-bit C library, the others with the other."""
     wide = "usr/lib64" if image == "lib64" else f"usr/lib/{MULTIARCH}"
     bundle = new_bundle(
         image,

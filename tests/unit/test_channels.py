@@ -79,7 +79,7 @@ def at(*names: str, source: str = "/dev/null") -> tuple[tuple[str, str], ...]:
     ],
 )
 def test_volume_mounts(mounts: tuple[tuple[str, str], ...], expected: tuple[str, ...] | None) -> None:
-    """A5. A source without its first slash is the runtime's business; what it says is the same."""
+    """A5, R142. A source without its first slash is the runtime's business; what it says is the same."""
     assert devices(box(mounts=mounts)) == expected
     assert devices(box(mounts=mounts), Config()) is None
 

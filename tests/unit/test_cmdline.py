@@ -59,6 +59,7 @@ READ_IDS = [f"{row[0]} {row[1]}" for row in READ]
 
 @pytest.mark.parametrize(("dialect", "words", "verb", "bundle", "arguments"), READ, ids=READ_IDS)
 def test_a_create_is_understood(dialect: str, words: str, verb: str, bundle: str, arguments: tuple[str, ...]) -> None:
+    """R131: what the shim looks for is found wherever the command line has it."""
     command = cmdline.parse(dialect, words.split())
     assert (command.verb, command.get("bundle"), command.arguments) == (verb, bundle, arguments)
     assert not command.asks_help

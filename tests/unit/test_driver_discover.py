@@ -279,7 +279,7 @@ def test_vdpau_below_each_directory(host: Host) -> None:
 
 
 def test_configured_patterns(host: Host) -> None:
-    """What the admin adds goes with everything; what he excludes is left out with that reason."""
+    """R78: what the admin adds goes with everything; what he excludes is left out with that reason."""
     host.driver("/usr/lib64", names=("libcuda", "libnvidia-ml", "libnvidia-opencl"))
     host.library("/usr/lib64/libsite.so.3", "libsite.so.3")
     config = host.config("/usr/lib64", extra=("libsite.so.*",), excluded=("libnvidia-opencl.so*",))

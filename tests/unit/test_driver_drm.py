@@ -50,7 +50,7 @@ def paths(host: Host, *gpus: Gpu) -> list[str]:
 
 
 def test_by_the_kernels_word_not_by_any_order(host: Host) -> None:
-    """card0 is another vendor's, and the cards of the GPUs count the other way round."""
+    """R99: card0 is another vendor's, and the cards of the GPUs count the other way round."""
     host.card("0000:01:00.0", "card0").card("0000:0b:00.0", "card2", (1, 5)).card("0000:0b:00.0", "renderD129", (1, 7))
     host.card("0000:0c:00.0", "card1").card("0000:0c:00.0", "renderD128")
     assert paths(host, FIRST) == ["/dev/dri/card2", "/dev/dri/renderD129"]

@@ -31,6 +31,8 @@ def docker() -> dict[str, Any]:
     spec["process"]["rlimits"] = [{"type": "RLIMIT_NOFILE", "hard": 2**63 - 1, "soft": 2**64 - 1}]
     spec["process"]["apparmorProfile"] = None
     spec["linux"]["seccomp"] = {"defaultAction": "SCMP_ACT_ERRNO", "syscalls": [{"args": [{"value": 2114060288}]}]}
+    spec["ociVersion"] = "1.2.0"
+    spec["linux"]["resources"]["memory"] = {"limit": 9223372036854771712}
     spec["linux"]["resources"]["cpu"] = {"shares": 0, "quota": -1, "realtimePeriod": 0}
     spec["linux"]["resources"]["devices"].append({"allow": True, "type": "c", "major": 1, "minor": 3, "access": "rwm"})
     spec["linux"]["sysctl"] = {"net.ipv4.ping_group_range": "0 0"}
@@ -67,7 +69,7 @@ def load(path: Path) -> Any:
 
 
 def test_what_gpuhook_does_not_know_survives(tmp_path: Path) -> None:
-    """After the edit, taking our additions away gives the spec that was."""
+    """R130: after the edit, taking our additions away gives the spec that was."""
     before = docker()
     path = write(tmp_path, before)
     edited(path)
