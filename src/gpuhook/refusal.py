@@ -175,7 +175,7 @@ def _found(host: "Host", result: Result, outcome: Outcome) -> str:
     if outcome.lacking == "brand" and outcome.gpu:
         why = f", and forward compatibility does not work on brand {visible(outcome.gpu.brand, 24)}"
     elif outcome.lacking:
-        why = ", and the image has no forward-compatibility libraries newer than it"
+        why = ", and the image has no forward-compatibility libraries that are for it"
     else:
         why = ""
     names = ["cuda"] if _short_of(host, result, outcome) else [group[0].name for group in _groups(outcome.failed)]

@@ -573,6 +573,17 @@ NOTES = {
 }
 
 
+def add_note(root: Path, text: bytes, folder: Path) -> None:
+    """Put a note into the image's forward-compatibility libcuda."""
+    owner = b"NVIDIA Corporation\0\0"
+    note = struct.pack("<III", 19, len(text), 1) + owner + text + bytes(-len(text) % 4)
+    (folder / "note").write_bytes(note)
+    library = f"{root}{COMPAT}/libcuda.so.610.43.03"
+    section = ".note.cuda.fwd_compatibility"
+    options = ["--add-section", f"{section}={folder}/note", "--set-section-alignment", f"{section}=4"]
+    subprocess.run(["objcopy", *options, library], check=True)
+
+
 @pytest.mark.parametrize(("text", "loaded", "why"), NOTES.values(), ids=NOTES)
 def test_compatibility_libraries_by_their_note(
     world: World, shim: bundles.Runtime, new_bundle: NewBundle, folder: Path, text: bytes, loaded: str, why: str
@@ -580,13 +591,7 @@ def test_compatibility_libraries_by_their_note(
     """The note of a real ELF library, as binutils put it in, decides."""
     bundle = new_bundle(env=[ALL], args=["opendev", LIBCUDA])
     ship_compat(bundle.rootfs, folder)
-    owner = b"NVIDIA Corporation\0\0"
-    note = struct.pack("<III", 19, len(text), 1) + owner + text + bytes(-len(text) % 4)
-    (folder / "note").write_bytes(note)
-    library = f"{bundle.rootfs}{COMPAT}/libcuda.so.610.43.03"
-    section = ".note.cuda.fwd_compatibility"
-    options = ["--add-section", f"{section}={folder}/note", "--set-section-alignment", f"{section}=4"]
-    subprocess.run(["objcopy", *options, library], check=True)
+    add_note(bundle.rootfs, text, folder)
 
     told = explained(world, bundle)["libcuda"]
     done = shim.run(bundle)
@@ -594,3 +599,20 @@ def test_compatibility_libraries_by_their_note(
     assert f"ok libcuda.so {loaded}" in done.out, done.err
     assert isinstance(told, dict)
     assert why in told["why"]
+
+
+@pytest.mark.parametrize(("branch", "code"), [(580, 0), (570, 41)], ids=["met", "not met"])
+def test_a_requirement_is_judged_by_the_same_rule(
+    shim: bundles.Runtime, new_bundle: NewBundle, folder: Path, branch: int, code: int
+) -> None:
+    """R13: an image that presumes forward compatibility starts exactly where its libraries would be used."""
+    needed = "NVIDIA_REQUIRE_CUDA=cuda>=14.0 brand=tesla,driver>=580,driver<581"
+    bundle = new_bundle(env=[ALL, needed], args=["opendev", LIBCUDA])
+    ship_compat(bundle.rootfs, folder)
+    add_note(bundle.rootfs, b'{"CUDA Version": "13.3", "Driver": [%d]}' % branch, folder)
+
+    done = shim.run(bundle)
+
+    assert done.code == code, done.err
+    assert ("no forward-compatibility libraries that are for it" in done.err) is bool(code)
+    assert ("ok libcuda.so 610.43.03" in done.out) is not bool(code)

@@ -211,3 +211,19 @@ def test_none_on_a_host_without_its_nodes_is_refused(sim_driver: Path, folder: P
     (driver / "proc/devices").write_text("Character devices:\n 10 misc\n")
     with pytest.raises(GpuhookError, match="node-missing"):
         decide(driver, box("none"), folder)
+
+
+PATHS = {
+    "none": ("", 0),
+    "others": ("/usr/local/cuda/lib64:/opt/stubs/x:/compat2", 0),
+    "stubs": ("/usr/local/cuda/lib64/stubs", 1),
+    "both, and an end with a slash": ("/a/compat/:/b/stubs", 2),
+    "many": (":".join(["/a/stubs"] * 50000), 2),
+    "beyond those that are looked at": (":".join(["/x"] * grant.LIMIT_FOLDERS + ["/a/stubs"]), 0),
+}
+
+
+@pytest.mark.parametrize(("value", "count"), PATHS.values(), ids=PATHS)
+def test_stubs_and_compat_in_the_library_path_are_warned_of(value: str, count: int) -> None:
+    """R87: by folder; a long value makes no long log."""
+    assert len(grant.library_path(box("all", LD_LIBRARY_PATH=value))) == count

@@ -200,7 +200,7 @@ def test_r14_compatibility_libraries_count_on_data_centre_brands_only() -> None:
 
 def test_r15_without_compatibility_libraries_it_is_said() -> None:
     error = refused("cuda>=11.1 driver>=418", "418.87", gpu("tesla"))
-    assert error.message.endswith(", and the image has no forward-compatibility libraries newer than it")
+    assert error.message.endswith(", and the image has no forward-compatibility libraries that are for it")
     assert "use an image with its cuda-compat package" in error.hint
 
 

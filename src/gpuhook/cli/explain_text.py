@@ -180,7 +180,7 @@ def _way(outcome: dict[str, Any]) -> str:
         return render.good(WAYS[outcome["way"]])
     why = ", ".join(_cut(item) for item in outcome["failed"])
     if outcome["lacking"] == "libraries":
-        why = "the image has no forward-compatibility libraries that are newer than the driver"
+        why = "the image has no forward-compatibility libraries that are for this driver"
     elif outcome["lacking"] == "brand":
         why = "forward compatibility does not work on this brand"
     return render.bad("not met") + (f": {why}" if why else "")
