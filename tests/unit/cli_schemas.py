@@ -239,6 +239,7 @@ DOCTOR = these(
     ),
     error=maybe(FAILURE),
 )
+RESTART = these(needed=FLAG, command=many(TEXT), sentence=TEXT, done=FLAG, why_not=TEXT)
 CONFIGURE = these(
     engine={"enum": ["docker", "containerd", "crio", "podman"]},
     changed=FLAG,
@@ -251,7 +252,8 @@ CONFIGURE = these(
             diff=TEXT,
         )
     ),
-    restart=these(needed=FLAG, command=many(TEXT), sentence=TEXT, done=FLAG, why_not=TEXT),
+    restart=RESTART,
+    other_restarts=many(RESTART),
     notes=many(TEXT),
     warnings=many(TEXT),
     error=maybe(FAILURE),

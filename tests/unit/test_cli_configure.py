@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from gpuhook.cli import configure as command
 from gpuhook.cli import main
 from gpuhook.config import load
 from gpuhook.engines.model import Restart
+from gpuhook.engines.transaction import Change
 from gpuhook.errors import EXIT_CODES, GpuhookError
 from tests.conftest import World
 
@@ -199,6 +201,44 @@ def test_unconfigure_of_one_file_leaves_the_other(cli: Cli, folder: Path) -> Non
     assert "runtimes" in json.loads(path.read_text())
 
 
+def still_named(done: Done) -> list[str]:
+    """The warnings of entries that gpuhook has no record of."""
+    return [row for row in done.out.splitlines() if row.startswith("warning: ") and "still stands here" in row]
+
+
+@pytest.mark.parametrize("engine", FILES)
+def test_unconfigure_without_its_store_warns_of_what_it_leaves(engine: str, cli: Cli) -> None:
+    """Who removes gpuhook now has an engine that starts no container of that runtime."""
+    path = cli.file(engine)
+    made = cli.document("configure", engine, "--config", path)["files"]
+    file = next(Path(item["path"]) for item in made if "gpuhook-runtime" in item["diff"])
+    shutil.rmtree(cli.world.path / "var/lib/gpuhook")
+    done = cli("unconfigure", engine, "--config", path)
+    line = file.read_text()[: file.read_text().index("gpuhook-runtime")].count("\n") + 1
+    assert done.code == 0
+    assert [row.startswith(f"warning: {file}:{line}: ") for row in still_named(done)] == [True]
+
+
+def test_unconfigure_warns_of_an_entry_that_somebody_changed(cli: Cli) -> None:
+    path = cli.file("docker")
+    cli("configure", "docker", "--config", path)
+    document = json.loads(path.read_text())
+    document["runtimes"]["gpuhook"]["runtimeArgs"] = ["--debug"]
+    path.write_text(json.dumps(document))
+    assert len(still_named(cli("unconfigure", "docker", "--config", path))) == 1
+    assert len(still_named(cli("unconfigure", "docker", "--config", path))) == 1
+    path.write_text("{}")
+    assert still_named(cli("unconfigure", "docker", "--config", path)) == []
+
+
+@pytest.mark.parametrize("command", ["configure", "unconfigure"])
+def test_an_empty_name_of_a_file_is_not_the_engines_own_file(command: str, cli: Cli) -> None:
+    """A script whose variable is empty changed /etc/docker/daemon.json."""
+    done = cli(command, "docker", "--config", "", "--dry-run")
+    assert (done.code, done.out) == (EXIT_CODES["usage"], "")
+    assert "'--config': no file is named" in done.err
+
+
 def test_without_rights_a_dry_run_shows_all_and_the_other_says_why_not(cli: Cli) -> None:
     path = cli.file("docker")
 
@@ -218,6 +258,8 @@ def test_without_rights_a_dry_run_shows_all_and_the_other_says_why_not(cli: Cli)
     assert done.code == EXIT_CODES["engine-config-not-written"]
     assert "Permission denied" in done.err
     assert path.read_text() == DAEMON
+    path.chmod(0o600)
+    assert as_nobody("configure", "docker", "--config", str(path)).code == EXIT_CODES["engine-config-unreadable"]
     own = cli.etc.parent / "home/own.json"
     assert as_nobody("configure", "docker", "--config", str(own)).code == 0
     assert (cli.etc.parent / "home/.local/state/gpuhook/engines/lock").exists()
@@ -382,6 +424,40 @@ def test_restart_without_an_init_system_says_so(cli: Cli) -> None:
     assert "nothing was restarted: " in done.out.splitlines()[-1]
     assert "next: " in done.out.splitlines()[-1]
     assert cli("unconfigure", "crio", "--restart").code == 0
+
+
+def test_restart_where_nothing_changed_says_that_nothing_was_restarted(cli: Cli) -> None:
+    """Who configures first and asks for the restart afterwards must not think that it was done."""
+    path = cli.file("docker")
+    cli("configure", "docker", "--config", path)
+    done = cli("configure", "docker", "--config", path, "--restart")
+    assert (done.code, done.out.splitlines()[-1].partition(":")[0]) == (0, "nothing was restarted")
+    found = cli.document("configure", "docker", "--config", path, "--restart")["restart"]
+    assert (found["needed"], found["done"]) == (False, False)
+    assert found["why_not"].startswith("nothing was restarted")
+    assert cli.document("configure", "docker", "--config", path)["restart"]["why_not"] == ""
+
+
+def test_unconfigure_restarts_each_containerd_that_had_been_configured(
+    programs: Callable[[str, str], None], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One of two fails; the other is restarted all the same, and what is told tells them apart."""
+    programs("snap", f'echo "$@" >>{folder}/said; [ "$2" != one ]')
+    changes = [
+        Change(
+            f"/{name}", f"/{name}", f"/{name}", b"a", b"", "restored", restart=Restart(("snap", "restart", name), name)
+        )
+        for name in ("one", "two", "two")
+    ]
+    with pytest.raises(GpuhookError) as caught:
+        command._tell(command._Result("containerd", changes, (), (), "", False, True, True))
+    assert caught.value.reference == "engine-restart-failed"
+    assert (folder / "said").read_text() == "restart one\nrestart two\n"
+    found = json.loads(capsys.readouterr().out)
+    assert [found["restart"]["done"], *(item["done"] for item in found["other_restarts"])] == [False, True]
+    with pytest.raises(GpuhookError):
+        command._tell(command._Result("containerd", changes, (), (), "", False, True, False))
+    assert capsys.readouterr().out.splitlines()[-2:] == ["not done: one", "done: snap restart two"]
 
 
 def test_restart_runs_the_command(programs: Callable[[str, str], None], folder: Path) -> None:

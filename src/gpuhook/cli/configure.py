@@ -13,8 +13,8 @@ import click
 from gpuhook import config as configuration
 from gpuhook import configfile, configtrust, engines
 from gpuhook.cli import prefix, render
+from gpuhook.engines import leftover, transaction
 from gpuhook.engines import store as stores
-from gpuhook.engines import transaction
 from gpuhook.engines.host import Host
 from gpuhook.engines.model import FileEdit, Options, Proposal, Restart, Set
 from gpuhook.engines.transaction import Change
@@ -43,6 +43,12 @@ def _absolute(_context: click.Context, _option: click.Parameter, text: str | Non
     return os.path.abspath(text) if text else text
 
 
+def _named(context: click.Context, option: click.Parameter, text: str | None) -> str | None:
+    if text == "":  # of a script whose variable is empty: the engine's own file is not what it means
+        raise click.BadParameter("no file is named", param=option)
+    return _absolute(context, option, text)
+
+
 @click.command(
     epilog=f"""\b
 Engines:
@@ -63,7 +69,11 @@ nothing was changed.
 )
 @click.argument("engine", type=_ENGINES)
 @click.option(
-    "--config", callback=_absolute, type=click.Path(), metavar="FILE", help="The engine's configuration file."
+    "--config",
+    callback=_named,
+    type=click.Path(readable=False),
+    metavar="FILE",
+    help="The engine's configuration file.",
 )
 @click.option(
     "--runtime-name",
@@ -79,7 +89,7 @@ nothing was changed.
     is_flag=False,
     flag_value="",
     callback=_absolute,
-    type=click.Path(),
+    type=click.Path(readable=False),
     metavar="[FILE]",
     help="Write a drop-in file (FILE, or the engine's usual one) instead of the main file.",
 )
@@ -161,7 +171,11 @@ nothing was changed.
 )
 @click.argument("engine", type=_ENGINES)
 @click.option(
-    "--config", callback=_absolute, type=click.Path(), metavar="FILE", help="Only what was done for this file."
+    "--config",
+    callback=_named,
+    type=click.Path(readable=False),
+    metavar="FILE",
+    help="Only what was done for this file.",
 )
 @click.option("--dry-run", is_flag=True, help="Show the diff alone; write nothing.")
 @click.option("--restart", is_flag=True, help="Make the engine read it, where an init system runs.")
@@ -182,7 +196,9 @@ def unconfigure(engine: str, config: str | None, dry_run: bool, restart: bool, a
     if not changes:
         lines = [f"{engine}: gpuhook has configured nothing{f' for {config}' if config else ''}" + _whose(host)]
     notes = (_LEFT,) if any(change.changes_file for change in changes) else ()
-    _tell(_Result(engine, changes, lines, notes, _own(where), dry_run, restart, as_json))
+    options = Options(f"{where}/usr/bin/gpuhook-runtime", f"{where}/usr/bin/gpuhook-hook", config or "")
+    left = leftover.warnings(host, engine, options, changes)
+    _tell(_Result(engine, changes, lines, notes, _own(where), dry_run, restart, as_json, left))
 
 
 _CONFIGURED = {"made": "{} is made", "changed": "{} is changed", "same": "", "kept": ""}
@@ -194,6 +210,7 @@ _UNDONE = {
     "same": "{} is as it was before gpuhook already",
     "kept": "{} stays as it is: {} is configured with it, too",
 }
+_UNREAD = "nothing was restarted: no file changed; `gpuhook doctor` tells whether the engine has read its files since"
 _LEFT = (
     "containers and RuntimeClasses that name a runtime which is gone now still name it, and do not start: make them "
     "anew with another runtime, or configure the engine again"
@@ -255,7 +272,8 @@ def _check_own(path: str, data: bytes) -> None:
 
 @dataclass(frozen=True)
 class _Result:
-    """What a command came to, and how it is told. `own` is runtime.toml, which no engine reads."""
+    """What a command came to, and how it is told. `own` is runtime.toml, which no engine reads; `left` warns of what is
+    not in a change."""
 
     engine: str
     changes: Sequence[Change]
@@ -265,6 +283,7 @@ class _Result:
     dry_run: bool
     restart: bool
     as_json: bool
+    left: Sequence[str] = ()
 
     @property
     def changed(self) -> bool:
@@ -272,36 +291,43 @@ class _Result:
         return any(change.changes_file for change in self.changes)
 
     @property
-    def means(self) -> Restart | None:
-        """What makes the engine read what changes; None where nothing does that it reads."""
-        return next((item.restart for item in self.changes if item.changes_file and item.path != self.own), None)
+    def means(self) -> tuple[Restart, ...]:
+        """What makes engines read what changes: several where several containerds had been configured."""
+        own = (item.restart for item in self.changes if item.changes_file and item.path != self.own)
+        return tuple(dict.fromkeys(item for item in own if item is not None))
 
     @property
     def warnings(self) -> list[str]:
         """Of all files."""
-        return [text for change in self.changes for text in change.warnings]
+        return [*(text for change in self.changes for text in change.warnings), *self.left]
 
 
 def _tell(result: _Result) -> None:
-    """Print what changes, or would, and restart the engine where that was asked for."""
+    """Print what changes, or would, and restart the engines where that was asked for."""
     if not result.as_json:
         click.echo("".join(f"{line}\n" for line in _lines(result)), nl=False)
-    means = result.means
+    told: list[dict[str, Any]] = []
     failed: GpuhookError | None = None
-    done, why = False, ""
-    if means is not None and result.restart and not result.dry_run:
+    for means in result.means:
+        done, why = False, ""
+        line = f"next: {means.sentence}"
         try:
-            done, why = restarted(means)
-        except GpuhookError as error:
-            failed = error
+            if result.restart and not result.dry_run:
+                done, why = restarted(means)
+                line = f"done: {' '.join(means.command)}" if done else f"{why + '; ' if why else ''}{line}"
+        except GpuhookError as error:  # the others are tried all the same
+            failed, why, line = failed or error, error.message, f"not done: {means.sentence}"
+        told.append({"needed": True, "command": list(means.command), "done": done})
+        told[-1] |= {"sentence": means.sentence, "why_not": why}
+        if not result.as_json and not result.dry_run:
+            click.echo(line)
+    if not told:
+        why = _UNREAD if result.restart and not result.dry_run else ""
+        told.append({"needed": False, "command": [], "done": False, "sentence": "", "why_not": why})
+        if why and not result.as_json:
+            click.echo(why)
     if result.as_json:
-        restart = {"needed": means is not None, "command": list(means.command) if means else [], "done": done}
-        restart |= {"sentence": means.sentence if means else "", "why_not": why}
-        click.echo(render.document(_document(result, restart, failed)))
-    elif done and means is not None:
-        click.echo(f"done: {' '.join(means.command)}")
-    elif means is not None and failed is None and not result.dry_run:
-        click.echo(f"{why + '; ' if why else ''}next: {means.sentence}")
+        click.echo(render.document(_document(result, told, failed)))
     if failed is not None:
         raise render.ToldError(failed)
 
@@ -316,7 +342,7 @@ def _lines(result: _Result) -> list[str]:
     return lines + [render.bad(f"warning: {render.plain(text)}") for text in result.warnings]
 
 
-def _document(result: _Result, restart: dict[str, Any], failed: GpuhookError | None) -> dict[str, Any]:
+def _document(result: _Result, restarts: list[dict[str, Any]], failed: GpuhookError | None) -> dict[str, Any]:
     """For a program."""
     return {
         "engine": result.engine,
@@ -331,7 +357,8 @@ def _document(result: _Result, restart: dict[str, Any], failed: GpuhookError | N
             }
             for change in result.changes
         ],
-        "restart": restart,
+        "restart": restarts[0],
+        "other_restarts": restarts[1:],
         "notes": list(result.notes),
         "warnings": result.warnings,
         "error": render.failure(failed) if failed else None,
