@@ -41,6 +41,11 @@ def select(request: "Request", gpus: "tuple[Gpu, ...]") -> "tuple[Gpu, ...]":
     return tuple(found.values())
 
 
+def healthy(gpus: "tuple[Gpu, ...]") -> "tuple[Gpu, ...]":
+    """Those that answer."""
+    return tuple([gpu for gpu in gpus if not gpu.error])
+
+
 def _offered(request: "Request", gpu: Gpu) -> "list[Gpu]":
     """What `all` gives of a GPU: itself, or its MIG devices."""
     if not gpu.mig or (request.mig and not gpu.migs):

@@ -48,6 +48,8 @@ def decide(container: Container, config: Config, prefix: str) -> Grant | None:
     gpus = devices.select(asked, known.gpus)
     matter = circumstances(container, asked, config, known, gpus)
     warnings += requirement.check(demands, *matter, asked.near_misses, config.allow_disable_require)
+    if known.wsl:
+        return _of_windows(container, config, asked, known, gpus, warnings)
     beside: tuple[Node, ...] = ()
     if asked.switches:
         from gpuhook.driver import switches  # noqa: PLC0415 - few ask for more than GPUs
@@ -76,6 +78,27 @@ def decide(container: Container, config: Config, prefix: str) -> Grant | None:
         + devices.renumbered(asked, gpus)
         + warnings,
     )
+
+
+def _of_windows(  # noqa: PLR0917 - what `decide` has decided so far
+    container: Container,
+    config: Config,
+    asked: Request,
+    known: Record,
+    gpus: tuple[Gpu, ...],
+    warnings: tuple[str, ...],
+) -> Grant:
+    """The grant on WSL2: one node brings all GPUs. GpuhookError `device-invalid` for a choice of some of them."""
+    if gpus and len(gpus) < len(devices.healthy(known.gpus)):
+        raise GpuhookError(
+            "device-invalid",
+            f"{asked.origin} asks for {len(gpus)} of {len(known.gpus)} GPUs, and WSL2 gives all by one device",
+            "ask for all; CUDA_VISIBLE_DEVICES in the container chooses what programs use",
+        )
+    beside = nodes.beside(config, asked.mig, asked.channels)
+    more = library_path(container) + asked.warnings + devices.left_out(asked, known.gpus)
+    granted = nodes.of_windows(config) + beside if gpus else beside
+    return Grant(asked, known, gpus, granted, compat_allowed(config, gpus), more + warnings)
 
 
 def _control(config: Config, capabilities: tuple[str, ...], doubt: str) -> tuple[Node, ...]:

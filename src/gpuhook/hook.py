@@ -170,7 +170,7 @@ def of_granted(known: Record, orders: Orders, settings: config.Config) -> "tuple
         from gpuhook.driver import switches  # noqa: PLC0415 - few have more than GPUs
 
         beside = switches.STEPS
-    if "graphics" not in orders.capabilities and "display" not in orders.capabilities:
+    if known.wsl or ("graphics" not in orders.capabilities and "display" not in orders.capabilities):
         return beside
     from gpuhook.driver import drm  # noqa: PLC0415 - who draws pays for it
 

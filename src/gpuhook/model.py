@@ -129,7 +129,8 @@ class DriverFile:
     """One file of the driver's user space that a container may get.
 
     `path` is absolute below the driver root and free of symbolic links. `kind` is `library`, `binary`, `firmware`, or
-    `data` for what programs look for at a fixed place: `target`, absolute in the container, empty for the other kinds.
+    `data` for what programs look for at a fixed place: `target`, absolute in the container. A library has one where it
+    keeps its host's place (WSL2); then `links` are the names by which the loader's cache leads to it, and nothing else.
     `capability` is a word of NVIDIA_DRIVER_CAPABILITIES, two with `+` between where each of them brings the file, or
     `*` where every container that has a driver gets it.
     `name` is the file name inside the container. `links` are further names in the same directory that lead to it: the
@@ -172,7 +173,7 @@ class Record:
 
     `id` names this state of the driver. `driver` is the version of the loaded kernel module, `cuda` the CUDA level that
     it supports; `cuda_assumed` is true where the level comes from the branch table. `machine` is the ELF machine of the
-    libraries (`x86-64`, `aarch64`).
+    libraries (`x86-64`, `aarch64`). `wsl`: the GPUs are behind Windows' driver, and one device brings all of them.
     """
 
     id: str
@@ -182,6 +183,7 @@ class Record:
     machine: str
     gpus: tuple[Gpu, ...]
     files: tuple[DriverFile, ...]
+    wsl: bool = False
 
 
 # --- what a container asks for ----------------------------------------------------------------------------------

@@ -101,9 +101,9 @@ def uses_compat(image: Image, record: Record) -> bool:
 
 def _libraries(files: "tuple[DriverFile, ...]", image: Image) -> "list[Step]":
     return [
-        Bind(item.path, f"{_folder(item, image)}/{item.name}", "library", reason=_because(item))
+        Bind(item.path, item.target or f"{_folder(item, image)}/{item.name}", "library", reason=_because(item))
         for item in files
-        if item.kind == "library" and _folder(item, image)
+        if item.kind == "library" and (item.target or _folder(item, image))
     ]
 
 
@@ -174,7 +174,7 @@ def profile(gpus: "tuple[Gpu, ...]") -> Write:
 
 def lacking(record: Record, capabilities: "tuple[str, ...]") -> "tuple[str, ...]":
     """A warning where graphics were asked for and this host has nothing by which programs find the driver's."""
-    if "graphics" not in capabilities and "display" not in capabilities:
+    if record.wsl or ("graphics" not in capabilities and "display" not in capabilities):
         return ()
     if any(item.kind == "data" and item.target.endswith(".json") for item in record.files):
         return ()
@@ -190,7 +190,7 @@ def _links(files: "tuple[DriverFile, ...]", image: Image, covered: "set[str]") -
     draws = any(item.capability == "graphics" for item in files)
     for item in files:
         folder = _folder(item, image)
-        if item.kind != "library" or not folder:
+        if item.kind != "library" or item.target or not folder:
             continue
         if draws and item.soname == _GBM[0]:
             steps.append(Link(f"{folder}/{_GBM[1]}", f"../{_GBM[0]}", "back end of GBM", optional=True))
@@ -207,14 +207,19 @@ def _loader_cache(files: "tuple[DriverFile, ...]", image: Image, record: Record)
         return None
     names: dict[str, str] = {}
     narrow: dict[str, str] = {}
+    own: dict[str, None] = {}  # directories of libraries that keep their host's place
     for item in files:
-        if item.kind == "library":
+        if item.kind == "library" and item.target:
+            if item.links:
+                own[item.target.rpartition("/")[0]] = None
+            names.update(dict.fromkeys(item.links, item.target))
+        elif item.kind == "library":
             found, folder = (narrow, image.libdir32) if item.bits == 32 else (names, image.libdir)
             for name in item.links or (item.name,):
                 found[name] = f"{folder}/{name}"
     if not image.libdir32:
         narrow.clear()
-    directories = [image.libdir, image.libdir32] if narrow else [image.libdir]
+    directories = [image.libdir, image.libdir32] if narrow else list(own) or [image.libdir]
     reason = "the loader finds the host's libraries first"
     if uses_compat(image, record):
         directories.insert(0, image.compat)

@@ -174,8 +174,9 @@ def in_machine(layout: str, host: Path, image: Path, installed: Path, folder: Pa
             (root / "etc/ld.so.cache").unlink(missing_ok=True)
         _lend_loader(root)
         sandbox.bind("/proc", root / "proc")
-        for name in ("proc/driver", "proc/devices"):
-            sandbox.bind(host / name, root / name)
+        for name in ("proc/driver", "proc/devices", "proc/misc"):
+            if (host / name).exists():
+                sandbox.bind(host / name, root / name)
         os.chroot(root)
         os.chdir("/")
         command = ["/usr/bin/gpuhook", "explain", "/bundle", "--json"]

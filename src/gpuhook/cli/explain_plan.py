@@ -310,7 +310,7 @@ def hints(container: Container, granted: grant.Grant) -> list[str]:
     env = dict(container.env)
     found = []
     draws = [word for word in ("graphics", "display") if word in granted.request.capabilities]
-    if draws and not any(node.path == "/dev/nvidia-modeset" for node in granted.nodes):
+    if draws and not granted.record.wsl and not any(node.path == "/dev/nvidia-modeset" for node in granted.nodes):
         found.append(
             f"no /dev/nvidia-modeset: this host does not have it, as a server without screens (nvidia-modeset is not "
             f"loaded); {draws[0]} works without it, but for output to a screen"

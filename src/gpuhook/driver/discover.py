@@ -233,7 +233,7 @@ class _Search:
         if any(fnmatchcase(name, pattern) for pattern in self.config.excluded_libraries):
             self._leave(path, "excluded by the configuration")
             return
-        read = self._read(place)
+        read = shared_object(self.tree, place)
         bits = read.bits if isinstance(read, elf.Elf) else 64
         if self.narrow and bits != 32:
             return
@@ -245,19 +245,6 @@ class _Search:
             self._leave(place.path, file)
         else:
             self.taken[place.path] = file
-
-    def _read(self, place: Place) -> elf.Elf | str:
-        """The file at a place as a shared object, or the reason why it is none."""
-        if not stat.S_ISREG(place.status.st_mode):
-            return "no regular file"
-        try:
-            descriptor = os.open(self.tree.host(place.path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError as error:
-            return f"cannot be opened: {error.strerror}"
-        try:
-            return elf.read_fd(descriptor) or "no ELF shared object"
-        finally:
-            os.close(descriptor)
 
     def _library(self, place: Place, name: str, read: elf.Elf | str) -> DriverFile | str:
         """The library at a place, or the reason why it is left out."""
@@ -320,6 +307,20 @@ class _Search:
             given = set(capabilities.LINKS.get(capabilities.stem(file.name), ())) - {file.name, file.soname}
             names = sorted(given.union(more.get(path, ())), key=lambda name: (len(name), name))
             self.found.files.append(replace(file, links=(*file.links, *names)))
+
+
+def shared_object(tree: Tree, place: Place) -> elf.Elf | str:
+    """The file at a place as a shared object, or the reason why it is none."""
+    if not stat.S_ISREG(place.status.st_mode):
+        return "no regular file"
+    try:
+        descriptor = os.open(tree.host(place.path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        return f"cannot be opened: {error.strerror}"
+    try:
+        return elf.read_fd(descriptor) or "no ELF shared object"
+    finally:
+        os.close(descriptor)
 
 
 def _is_development_link(name: str) -> bool:

@@ -35,6 +35,7 @@ _PARAMS = "driver/nvidia/params"  # below /proc: whether, and as what, the drive
 _MAKE_CORE = "run `nvidia-modprobe -c 0` as root (or nvidia-smi, which makes the nodes too)"
 _MAKE_CAP = "run `nvidia-smi -L` as root, which makes the nodes of all MIG devices"
 _MAKE_IMEX = "make it by `mknod`: its major is that of nvidia-caps-imex-channels in /proc/devices, its minor the number"
+_MAKE_DXG = "run `wsl --update` and `wsl --shutdown` on Windows"
 _MAKE_UVM = "run `modprobe nvidia-uvm` and `nvidia-modprobe -c 0 -u` as root; nvidia-persistenced does so at boot"
 
 
@@ -90,6 +91,20 @@ def beside(config: "Config", rights: "tuple[str, ...]", channels: "tuple[int, ..
         nodes.append(_capability(config, known, minor, f"the right mig/{right}", f"mig/{right}"))
     nodes += [one(config, known, f"nvidia-caps-imex-channels/channel{n}", _IMEX, _MAKE_IMEX, n) for n in channels]
     return tuple(nodes)
+
+
+def of_windows(config: "Config") -> tuple[Node, ...]:
+    """WSL2's one node for all GPUs, /dev/dxg, a misc device whose minor /proc/misc tells. Raises node-missing."""
+    try:
+        lines = linux.read_file(config.proc_root.rstrip("/") + "/proc/misc", _LIMIT).split(b"\n")
+    except OSError:
+        lines = []
+    minors = [line.split()[0] for line in lines if line.split()[1:] == [b"dxg"] and line.split()[0].isdigit()]
+    if not minors:
+        raise GpuhookError(
+            "node-missing", f"{config.proc_root.rstrip('/')}/proc/misc has no line dxg: no kernel of WSL2", _MAKE_DXG
+        )
+    return (one(config, majors(config, (b"misc",)), "dxg", ("misc",), _MAKE_DXG, int(minors[0][:9]), ""),)
 
 
 def core(config: "Config", known: "dict[str, list[int]]", name: str, minor: int) -> Node:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gpuhook.config import Config
     from gpuhook.model import JSON
 
-FORMAT = 3
+FORMAT = 4
 NAME = "driver.json"
 LIMIT = 4 << 20  # bytes; eight GPUs and sixty files take 20 KiB
 ERROR_LIFE = 10.0  # seconds that an error is believed
@@ -137,7 +137,16 @@ def encode(stored: Stored) -> bytes:
             ]
             for file in record.files
         ]
-        row = [record.id, record.driver, list(record.cuda), record.cuda_assumed, record.machine, gpus, files]
+        row = [
+            record.id,
+            record.driver,
+            list(record.cuda),
+            record.cuda_assumed,
+            record.machine,
+            gpus,
+            files,
+            record.wsl,
+        ]
     return jsonio.dumps(
         {
             "format": FORMAT,
@@ -177,7 +186,7 @@ def _decoded(item: "Any") -> Stored | None:
 
 
 def _record(row: "list[Any]") -> Record:
-    name, driver, cuda, assumed, machine, gpus, files = row
+    name, driver, cuda, assumed, machine, gpus, files, wsl = row
     return Record(
         _str(name),
         _str(driver),
@@ -186,6 +195,7 @@ def _record(row: "list[Any]") -> Record:
         _str(machine),
         tuple([_gpu(item) for item in gpus]),
         tuple([_file(item) for item in files]),
+        wsl is True,
     )
 
 

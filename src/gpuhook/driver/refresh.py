@@ -12,7 +12,7 @@ import time
 
 from gpuhook import cuda, jsonio, linux
 from gpuhook.config import Config, trusted
-from gpuhook.driver import key, making, nvml, record
+from gpuhook.driver import key, making, nvml, record, wsl
 from gpuhook.driver.discover import Found, discover
 from gpuhook.driver.record import Stored
 from gpuhook.errors import GpuhookError
@@ -134,11 +134,10 @@ def make(config: Config) -> Stored:
         first: object = None
         try:
             version = _loaded(config)
-            found = discover(config, version)
-            if not version and len(found.versions) == 1:
-                found = discover(config, *found.versions)
+            windows = not version and wsl.is_here(config)
+            found = wsl.discover(config) if windows else _files(config, version)
             first = key.take(config, sorted(found.watch))
-            made, error = _record(config, version, found)
+            made, error = (_of_windows(config, found), None) if windows else _record(config, version, found)
         except GpuhookError as problem:
             error = (problem.reference, problem.message, problem.hint)
         watch = sorted(found.watch)
@@ -159,6 +158,41 @@ def make(config: Config) -> Stored:
     if error is None and made is not None and any(gpu.error for gpu in made.gpus):
         life = record.LOST_GPU_LIFE
     return Stored(record.now(), life, taken, watch, found.left_out, error, made)
+
+
+def _files(config: Config, version: str) -> Found:
+    """The files of the loaded driver; where none is loaded, of the one that is installed, if it is one."""
+    found = discover(config, version)
+    return discover(config, *found.versions) if not version and len(found.versions) == 1 else found
+
+
+def _of_windows(config: Config, found: Found) -> Record:
+    """The record of Windows' driver on WSL2, of whose version only NVML tells. Raises what stands in the way.
+
+    There a GPU has no node of its own, so its minor says nothing, and NVML may have none.
+    """
+    wsl.check(config)
+    named = {name: file for file in found.files if file.kind == "library" for name in file.links}
+    library = named.get("libnvidia-ml.so.1")
+    if library is None:
+        raise GpuhookError(
+            "library-missing",
+            f"Windows' driver store has no libnvidia-ml.so.1: {_where(config, found)}",
+            "install NVIDIA's driver on Windows again, then run `wsl --shutdown` there",
+        )
+    try:
+        answer = nvml.ask(config, library, named.get("libcuda.so.1"))
+    except GpuhookError as problem:
+        if problem.reference != "driver-not-loaded":
+            raise
+        hint = "look at the GPU in Windows' device manager, update NVIDIA's driver there, then run `wsl --shutdown`"
+        raise GpuhookError(problem.reference, problem.message, hint) from None
+    level = answer.cuda or cuda.level_for_driver(answer.driver)[0]
+    gpus = tuple(
+        replace(gpu, minor=-1, error="" if gpu.uuid and gpu.bus_id else gpu.error, mig=False, migs=())
+        for gpu in answer.gpus
+    )
+    return Record("", answer.driver, level, not answer.cuda, found.machine, gpus, tuple(found.files), wsl=True)
 
 
 def _record(config: Config, version: str, found: Found) -> tuple[Record, tuple[str, str, str] | None]:

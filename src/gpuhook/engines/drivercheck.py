@@ -33,6 +33,10 @@ def findings(host: Host, settings: Config, prefix: str) -> Iterator[Finding]:
         yield Finding("problem", "driver", error.message, error.hint)
         yield from granted(host, settings, prefix, None)
         return
+    if known.wsl:
+        yield from _of_windows(settings, known)
+        yield from granted(host, settings, prefix, known)
+        return
     in_proc, in_sys = key.loaded_version(settings)
     loaded = in_sys.strip() or known.driver
     cuda = version.text(known.cuda) + (" (assumed from the branch)" if known.cuda_assumed else "")
@@ -54,6 +58,20 @@ def findings(host: Host, settings: Config, prefix: str) -> Iterator[Finding]:
     yield from _nodes(host, settings, known, has_containers=bool(running(prefix)))
     yield from granted(host, settings, prefix, known)
     yield from cdi(host, known)
+
+
+def _of_windows(settings: Config, known: Record) -> Iterator[Finding]:
+    """WSL2: the driver's version is NVML's word, and there is one node."""
+    cuda = version.text(known.cuda) + (" (assumed from the branch)" if known.cuda_assumed else "")
+    text = f"Windows' driver {shown(known.driver)[1:-1]} (WSL2), CUDA up to {cuda}, {len(known.files)} files"
+    yield Finding("ok", "driver", text)
+    yield from _gpus(known)
+    try:
+        (node,) = nodes.of_windows(settings)
+    except GpuhookError as error:
+        yield Finding("problem", "nodes", error.message, error.hint)
+    else:
+        yield Finding("ok", "nodes", f"{node.path}, with the number of /proc/misc")
 
 
 def _cure() -> str:

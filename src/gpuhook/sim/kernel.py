@@ -17,6 +17,7 @@ from gpuhook.sim.options import MAX_CI, MAX_GI
 from gpuhook.sim.state import State, capability
 
 MISC_MAJOR = 10
+DXG = "dev/dxg"  # of WSL2: one of the misc devices, whose minor /proc/misc tells
 MEM_MAJOR = 1
 
 # Character devices that do nothing to anyone who opens them, none of which runc lets a container open by default; which
@@ -58,7 +59,10 @@ def write_module(root: Path, state: State, major: int) -> None:
     for directory in (driver, module, root / "proc/driver/nvidia-caps"):
         shutil.rmtree(directory, ignore_errors=True)
     lines = ["Character devices:", "  1 mem", "  5 /dev/tty", " 10 misc"]
-    if version := state.module:
+    if (root / DXG).exists():
+        lines[-1] = f"{major:3} misc"
+        _write(root / "proc/misc", f"{os.minor((root / DXG).stat().st_rdev):3} dxg\n")
+    elif version := state.module:
         # up to 545 one name stood for all nodes of major 195
         names = ["nvidia-frontend"] if int(version.split(".")[0]) < 550 else ["nvidia", "nvidia-modeset", "nvidiactl"]
         lines += [f"{major:3} {name}" for name in (*names, "nvidia-uvm")]
@@ -131,14 +135,25 @@ def _mig_minors(state: State) -> str:
     return "\n".join(lines) + "\n"
 
 
-def make_nodes(root: Path, state: State) -> int:
+def major(root: Path) -> int:
+    """The major of the stand-ins of a tree."""
+    node = root / DXG
+    return os.major((node if node.exists() else root / "dev/nvidiactl").stat().st_rdev)
+
+
+def make_nodes(root: Path, state: State, *, windows: bool = False) -> int:
     """Make the stand-ins below dev and say their major. Raises sim-failed where nodes can't be made or opened.
+
+    With `windows` there is one for all GPUs.
 
     GPU 0 and 1 differ, and no GPU shares a stand-in with a control node as long as there are enough to go round.
     """
     directory = root / "dev"
     directory.mkdir(exist_ok=True)
     major, controls, gpus = _shared_out(directory)
+    if windows:
+        _node(root / DXG, major, gpus[0])
+        return major
     for name, minor in zip(_CONTROL, controls, strict=True):
         _node(directory / name, major, minor)
     for index, gpu in enumerate(state.gpus):

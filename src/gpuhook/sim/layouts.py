@@ -39,7 +39,8 @@ class Layout:
     makes it), `host` (made for the system alone, before the driver came) or `none` (no such file). `usr` is how / and
     /usr go together: `merged`, `split`, `arch` (merged, and one folder for all libraries), or `none` (neither /lib nor
     /usr/lib). `root` is the driver's root below that of the host, `second` a version that is installed as well,
-    `kernel_path` where the kernel was told to look for firmware first.
+    `kernel_path` where the kernel was told to look for firmware first. `windows`: the driver is that of Windows around
+    this Linux, and `libraries` a folder of its driver store (gpuhook.sim.wsl).
     """
 
     text: str
@@ -54,6 +55,7 @@ class Layout:
     root: str = ""
     second: str = ""
     kernel_path: str = ""
+    windows: bool = False
 
     def at(self, path: str, driver: str) -> str:
         """One of these paths for a version of the driver, below the host's root."""
@@ -181,5 +183,13 @@ LAYOUTS = {
         libraries32="usr/lib32",
         firmware="lib/firmware",
         conf=("/usr/local/lib64", "/lib64", "/usr/lib64"),
+    ),
+    "wsl": Layout(
+        "WSL2: Windows' driver store, and one device for all GPUs",
+        libraries="usr/lib/wsl/drivers/nv_dispi.inf_amd64_0e1c8bd5c4aa7c2b",
+        binaries="usr/lib/wsl/drivers/nv_dispi.inf_amd64_0e1c8bd5c4aa7c2b",
+        conf=("/lib/x86_64-linux-gnu", "/usr/lib/wsl/lib"),
+        cache="host",
+        windows=True,
     ),
 }

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpuhook.errors import GpuhookError
-from gpuhook.sim import build, cache, data, kernel, state
+from gpuhook.sim import build, cache, data, kernel, state, wsl
 from gpuhook.sim.layouts import LAYOUTS, Layout, Link
 from gpuhook.sim.libraries import LIBRARIES, PROGRAMS, Library
 from gpuhook.sim.options import SimOptions, check, check_faults, check_mig
@@ -63,7 +63,7 @@ def _change(directory: Path, new: State, *, nodes: bool) -> None:
     try:
         if nodes:
             kernel.divide(directory, new)
-        major = os.major((directory / "dev/nvidiactl").stat().st_rdev)
+        major = kernel.major(directory)
         kernel.write_module(directory, new, major)
         _settle(directory / "proc")
         _settle(directory / "sys")
@@ -129,9 +129,34 @@ def _fill(root: Path, options: SimOptions, now: State) -> None:
     for name in ("run", "tmp", "var", "sim"):
         (root / name).mkdir()
     (root / "var/run").symlink_to("../run")
-    major = kernel.make_nodes(root, now)  # first: it fails soonest
+    major = kernel.make_nodes(root, now, windows=layout.windows)  # first: it fails soonest
     driver = root / layout.root
     _skeleton(driver, layout.usr)
+    if layout.windows:
+        wsl.write(root, layout, now)
+    else:
+        _install(root, layout, libraries, options, now)
+    kernel.write_module(root, now, major)
+    kernel.write_boot(root)
+    if layout.kernel_path:
+        kernel.write_firmware_path(root, layout.kernel_path)
+    (root / state.CONF).write_text(state.text(now))
+    (root / state.COUNT).touch()
+    cache.write(driver, layout, libraries, now.driver)
+    _settle(root)
+    for place in {root, driver}:
+        (place / "tmp").chmod(0o1777)
+    if (driver / "nix/store").is_dir():
+        (driver / "nix/store").chmod(0o1775)  # its builders add to it, and cannot touch what is root's
+    # NVML's callers count here as whoever they are: the helper is nobody
+    (root / state.COUNT).chmod(0o666)
+    for socket in driver.glob("run/*/socket"):
+        socket.chmod(0o666)
+
+
+def _install(root: Path, layout: Layout, libraries: tuple[Library, ...], options: SimOptions, now: State) -> None:
+    """What the driver's packages put into the file system, and what its daemons make."""
+    driver = root / layout.root
     for version in (layout.second, now.driver):
         if version:
             places = (layout.libraries.format(driver=version), layout.binaries.format(driver=version))
@@ -150,21 +175,6 @@ def _fill(root: Path, options: SimOptions, now: State) -> None:
     socket.parent.mkdir(parents=True)
     os.mknod(socket, stat.S_IFSOCK | 0o666)
     (driver / "tmp/nvidia-mps").mkdir(parents=True)
-    kernel.write_module(root, now, major)
-    kernel.write_boot(root)
-    if layout.kernel_path:
-        kernel.write_firmware_path(root, layout.kernel_path)
-    (root / state.CONF).write_text(state.text(now))
-    (root / state.COUNT).touch()
-    cache.write(driver, layout, libraries, now.driver)
-    _settle(root)
-    for place in {root, driver}:
-        (place / "tmp").chmod(0o1777)
-    if (driver / "nix/store").is_dir():
-        (driver / "nix/store").chmod(0o1775)  # its builders add to it, and cannot touch what is root's
-    # NVML's callers count here as whoever they are: the helper is nobody
-    (root / state.COUNT).chmod(0o666)
-    socket.chmod(0o666)
 
 
 def _skeleton(root: Path, usr: str) -> None:

@@ -225,6 +225,8 @@ static int opens(const char *form, unsigned minor, int flags)
 static void drop_hidden(void)
 {
     unsigned place[MAX_GPUS], from, to = 0;
+    if (opens("/dev/dxg", 0, O_RDWR)) /* WSL2: one device for all */
+        return;
     for (from = 0; from < state.count; ++from) {
         place[from] = MAX_GPUS;
         if (!opens("/dev/nvidia%u", state.gpus[from].minor, O_RDWR))
