@@ -137,6 +137,13 @@ def test_what_a_person_reads(cli: Cli) -> None:
     assert "note: containers and RuntimeClasses" in done.out
 
 
+def test_a_name_with_a_line_end_makes_no_line_of_the_diff(cli: Cli) -> None:
+    path = cli.etc / "a\n+b.json"
+    path.write_text("{}")
+    rows = cli("configure", "docker", "--config", path, "--dry-run").out.splitlines()
+    assert [row for row in rows if "b.json" in row] == [f"{mark} {cli.etc}/a\\n+b.json" for mark in ("---", "+++")]
+
+
 def test_the_diff_is_one_that_patch_takes(cli: Cli) -> None:
     path = cli.file("containerd")
     diff = cli("configure", "containerd", "--config", path, "--dry-run").out

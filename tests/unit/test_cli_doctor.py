@@ -599,6 +599,17 @@ def test_engines_share_a_line_where_they_share_the_reason() -> None:
     ]
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_the_fix_of_a_file_that_was_named_names_it(name: str, engines_host: Host, well: World) -> None:
+    path = f"{well.path}/its own.{'json' if name == 'docker' else 'toml'}"
+    Path(engines_host.real(path)).parent.mkdir(parents=True, exist_ok=True)
+    Path(engines_host.real(path)).write_text("{}" if name == "docker" else "")
+    told = doctor.examination(engines_host, str(well.path), Options(str(well.runtime), config=path), (name,))
+    hints = [item["hint"] for item in told["engines"][0]["findings"] if "gpuhook configure" in item["hint"]]
+    assert hints
+    assert all(f"gpuhook configure {name} --config '{path}'" in hint for hint in hints)
+
+
 def test_an_engine_whose_file_is_broken_is_a_problem_that_names_the_line(
     engines_host: Host, well: World, programs: Path
 ) -> None:

@@ -1,7 +1,9 @@
 """`gpuhook doctor`: would a container with GPUs work on this host, through which engine, and if not, why."""
 
 import os
+import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -103,9 +105,15 @@ def examination(host: Host, where: str, options: Options, names: Sequence[str]) 
 
 def _engine(host: Host, name: str, options: Options) -> tuple[Finding, ...]:
     try:
-        return engines.load(name).check(host, options)
+        found = engines.load(name).check(host, options)
     except GpuhookError as error:
-        return (Finding("problem", error.reference, error.message, error.hint),)
+        found = (Finding("problem", error.reference, error.message, error.hint),)
+    if not options.config:
+        return found
+    # what was looked at is what a person then configures, not the engine's usual file
+    command = f"gpuhook configure {name}"
+    wanted = f"{command} --config {shlex.quote(options.config)}"
+    return tuple(replace(item, hint=item.hint.replace(command, wanted)) for item in found)
 
 
 def _first(findings: Sequence[Finding]) -> Finding | None:

@@ -77,7 +77,8 @@ def difference(path: str, before: bytes | None, after: bytes | None) -> list[str
     if before == after:
         return []
     sides = [None if data is None else data.decode("utf-8", "replace") for data in (before, after)]
-    names = ["/dev/null" if text is None else path for text in sides]
+    named = path.replace("\n", "\\n")  # a name with a line end would make lines of its own
+    names = ["/dev/null" if text is None else named for text in sides]
     # not splitlines(): form feeds and the like end no line of these files
     rows = [[] if not text else text.removesuffix("\n").split("\n") for text in sides]
     for text, side in zip(sides, rows, strict=True):
