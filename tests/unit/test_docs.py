@@ -74,4 +74,4 @@ def test_configuration_keys_that_the_pages_name_exist(page: str) -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_exit_statuses_and_references_in_other_pages_exist(page: str) -> None:
     text = (ROOT / page).read_text()
-    assert sorted(set(re.findall(r"\[([a-z]+(?:-[a-z]+)+)\]$", text, re.MULTILINE)) - set(EXIT_CODES)) == []
+    assert sorted(set(re.findall(r"\S \[([a-z]+(?:-[a-z]+)+)\]$", text, re.MULTILINE)) - set(EXIT_CODES)) == []
