@@ -83,7 +83,7 @@ def edit(
     for path in nodes.make(settings, granted.nodes):
         log.write("info", name, f"made the device node {path}, which was missing")
     for node in granted.nodes:
-        _link_number(node, settings.dev_root)
+        link_number(node, settings.dev_root)
     for path in replaced:
         log.write("info", name, f"took the place of the hook {path}")
     spec.save()
@@ -119,7 +119,7 @@ def _spec_path(command: cmdline.Command) -> tuple[str, str]:
     return (f"{bundle}/{config}" if config == "config.json" else config), bundle
 
 
-def _link_number(node: Node, dev_root: str) -> None:
+def link_number(node: Node, dev_root: str) -> None:
     """Make /dev/char/MAJ:MIN where it is missing or leads nowhere: runc 1.1.3 to 1.1.6 drop a device rule without it,
     and so does systemd before 240. Where it can't be made (rootless, read-only /dev) a runtime that needs none goes on.
     """

@@ -41,6 +41,7 @@ class Tree:
         self.low.write_text(FAKE)
         self.low.chmod(0o755)
         (library / "gpuhook-shim").write_text(SECOND_HALF)
+        (library / "whole").write_text("")
         self.config.write_text("")
         self.compile(Config())
         self.bundle("bundle", ASKS)
