@@ -69,8 +69,7 @@ need_python() {
 # What real containers with the simulated driver need; Debian's names. static: a busybox that needs no libraries.
 need_containers() {
   need runc=runc gcc=gcc libc6-dev=/usr/include/stdio.h binutils=readelf busybox-static=busybox \
-    util-linux=unshare mount=mount libc-bin=/sbin/ldconfig musl-tools=musl-gcc
-  [ "$(uname -m)" != x86_64 ] || need libc6-i386=/lib32/ld-linux.so.2
+    util-linux=unshare mount=mount libc-bin=/sbin/ldconfig
   if ldd "$(command -v busybox)" >/dev/null 2>&1; then
     need busybox-static=/usr/share/doc/busybox-static
   fi
