@@ -208,6 +208,14 @@ def test_unconfigure_of_one_file_leaves_the_other(cli: Cli, folder: Path) -> Non
     assert "runtimes" in json.loads(path.read_text())
 
 
+def test_only_where_a_runtime_went_unconfigure_speaks_of_what_was_made_for_it(cli: Cli, folder: Path) -> None:
+    path = cli.etc / "containers.conf"
+    path.write_text(f'[engine]\nhooks_dir = ["{folder}/hooks.d"]\n')
+    for words, spoken in (((), True), (("--hook",), False)):
+        assert cli("configure", "podman", "--config", path, *words).code == 0
+        assert ("name a runtime which is gone now" in cli("unconfigure", "podman", "--config", path).out) is spoken
+
+
 def still_named(done: Done) -> list[str]:
     """The warnings of entries that gpuhook has no record of."""
     return [row for row in done.out.splitlines() if row.startswith("warning: ") and "still stands here" in row]

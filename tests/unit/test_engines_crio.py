@@ -248,7 +248,7 @@ def test_broken_files(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("toml", "programs", "said"),
     [
-        pytest.param("", ("/usr/bin/runc",), "becomes /usr/bin/runc", id="R145-other"),
+        pytest.param("", ("/usr/bin/runc",), "runs /usr/bin/runc", id="R145-other"),
         pytest.param("", (), "finds no low-level runtime", id="R129-none"),
         pytest.param(
             '[runtime]\nlow-level = ["/usr/libexec/crio/crun"]\n', ("/usr/bin/runc",), "", id="R145-configured"

@@ -238,7 +238,7 @@ def test_another_low_level_runtime_is_said(tmp_path: Path) -> None:
     host = make(tmp_path, {}, programs=("/usr/bin/crun", "/usr/bin/runc"))
     (note,) = [note for note in podman.propose(host, Options()).notes if "low-level" in note]
     assert "podman runs /usr/bin/crun" in note
-    assert "becomes /usr/bin/runc" in note
+    assert "gpuhook-runtime runs /usr/bin/runc" in note
 
 
 # --- hooks.d ------------------------------------------------------------------------------------------------------

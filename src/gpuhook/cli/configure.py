@@ -195,8 +195,9 @@ def unconfigure(engine: str, config: str | None, dry_run: bool, restart: bool, a
     lines = [_UNDONE[change.outcome].format(change.path, _wanted(change)) for change in changes]
     if not changes:
         lines = [f"{engine}: gpuhook has configured nothing{f' for {config}' if config else ''}" + _whose(host)]
-    notes = (_LEFT,) if any(change.changes_file for change in changes) else ()
     options = Options(f"{where}/usr/bin/gpuhook-runtime", f"{where}/usr/bin/gpuhook-hook", config or "")
+    named = any(change.changes_file and options.runtime.encode() in (change.before or b"") for change in changes)
+    notes = (_LEFT,) if named else ()  # a hook's file has no name that anybody could have used
     left = leftover.warnings(host, engine, options, changes)
     _tell(_Result(engine, changes, lines, notes, _own(where), dry_run, restart, as_json, left))
 

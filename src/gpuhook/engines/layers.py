@@ -125,7 +125,7 @@ def settings(host: Host, options: Options) -> Config:
 
 
 def low_level(host: Host, options: Options) -> str:
-    """The runtime that gpuhook-runtime becomes, as found from here; empty where there is none."""
+    """The runtime that gpuhook-runtime runs, as found from here; empty where there is none."""
     for candidate in settings(host, options).low_level:
         path = find(host, candidate, options.runtime)
         if path:
@@ -156,7 +156,7 @@ def _same(one: str, other: str) -> bool:
 
 
 def other_low_level(host: Host, options: Options, engine: str, theirs: str) -> tuple[str, str]:
-    """A sentence, and what to do, where gpuhook-runtime becomes another runtime than the engine's usual one, `theirs`.
+    """A sentence, and what to do, where gpuhook-runtime runs another runtime than the engine's usual one, `theirs`.
 
     Report R145: CRI-O ships its own crun outside PATH, and gpuhook does not see which one the engine would have used.
     """
@@ -165,9 +165,9 @@ def other_low_level(host: Host, options: Options, engine: str, theirs: str) -> t
         return ("", "")
     if found and _same(host.real(found), host.real(theirs)):
         return ("", "")
-    becomes = f"becomes {found}" if found else "finds no low-level runtime"
+    does = f"runs {found}" if found else "finds no low-level runtime"
     return (
-        f"{engine} runs {theirs} where gpuhook is not asked for, and {options.runtime} {becomes}",
+        f"{engine} runs {theirs} where gpuhook is not asked for, and {options.runtime} {does}",
         f'to keep {theirs}: low-level = ["{theirs}"] below [runtime] in {runtime_toml(options)}',
     )
 

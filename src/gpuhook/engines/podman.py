@@ -124,7 +124,10 @@ def _remarks(host: Host, options: Options, found: tuple[Layer, ...], later: tupl
     for layer in later:
         names = layer.strings(*_JSON)
         if names is not None and not _appends(layer.get(*_JSON)) and options.runtime_name not in names:
-            yield f"{layer.place(*_JSON)} replaces the list: put {options.runtime_name} there, or errors show escaped"
+            yield (
+                f"{layer.place(*_JSON)} replaces the list {'.'.join(_JSON)}: put {options.runtime_name} there, or "
+                "gpuhook's errors show with JSON's escapes"
+            )
     yield from hooksdir.notes(host, _list(found, _HOOKS, (hooksdir.DEFAULT,)))
     if not options.default_runtime:
         yield f"containers get it by podman run --runtime {options.runtime_name}"
