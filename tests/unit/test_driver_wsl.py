@@ -10,7 +10,7 @@ import pytest
 from gpuhook import grant, sim
 from gpuhook.cli import main
 from gpuhook.config import Config
-from gpuhook.driver import record, wsl
+from gpuhook.driver import nvml, record, wsl
 from gpuhook.errors import GpuhookError
 from gpuhook.model import Container, Record
 from gpuhook.sim.data import shared_object
@@ -263,3 +263,10 @@ def test_the_doctor_knows_it(host: Path, folder: Path, capsys: pytest.CaptureFix
     assert "/dev/dxg, with the number of /proc/misc" in said
     assert "modeset" not in said
     assert "modprobe" not in said
+
+
+def test_nvml_may_open_a_device_of_a_group(host: Path) -> None:
+    """Its process is nobody, who gets the group of a device that is closed to others."""
+    os.chown(host / "dev/dxg", 0, 4711)
+    (host / "dev/dxg").chmod(0o660)
+    assert nvml._node_groups(config_of(host)) == {4711}

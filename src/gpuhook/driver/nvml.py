@@ -31,7 +31,7 @@ _LIMIT = 1 << 20  # bytes of an answer; 64 GPUs take 16 KiB
 _KILL_WAIT = 0.5  # seconds that a killed helper gets to go; one in uninterruptible sleep is abandoned
 _NOBODY = 65534
 _TEXT = 200  # characters of any text that NVML gives
-_NODES = re.compile(r"nvidia(ctl|[0-9]+)", re.ASCII)
+_NODES = re.compile(r"nvidia(ctl|[0-9]+)|dxg", re.ASCII)
 
 _NOT_LOADED, _MISMATCH, _PERMISSION = 9, 18, 4  # nvmlReturn_t
 _NO_PYNVML, _NO_LIBRARY, _OTHER = -1, -2, -3  # helper.py's own
