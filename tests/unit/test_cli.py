@@ -98,6 +98,17 @@ def test_without_a_command_it_shows_the_help(capsys: pytest.CaptureFixture[str])
     assert shown.err == ""
 
 
+def test_debian_12s_click_says_errors_and_help(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """click 8.1 has no error for a call without arguments: none of our failures may ask for it."""
+    monkeypatch.delattr(click.exceptions, "NoArgsIsHelpError", raising=False)
+    assert main(["gpuhook", "frob"]) == 2
+    assert "there is no command 'frob'" in capsys.readouterr().err
+    assert main(["gpuhook"]) == 0
+    assert capsys.readouterr().out.startswith("Usage: gpuhook")
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["gpuhook", "--version"]) == 0
     assert capsys.readouterr().out == f"gpuhook {__version__}\n"

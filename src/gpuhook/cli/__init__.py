@@ -127,10 +127,10 @@ def _run(words: list[str], prefix: str) -> int:
         code = gpuhook.main(args=words, prog_name="gpuhook", obj=prefix, standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
-    except click.exceptions.NoArgsIsHelpError as error:
-        click.echo(error.format_message())
-        return 0
     except click.ClickException as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # of click 8.2 and newer; older ones print the help themselves
+            click.echo(error.format_message())
+            return 0
         return _fail(_usage(error), as_json)
     except GpuhookError as error:
         return _fail(error, as_json)
