@@ -6,11 +6,11 @@ from typing import Any
 
 import click
 
-from gpuhook import config, version
+from gpuhook import config, shim, version
 from gpuhook.cli import gpus, prefix, render
 from gpuhook.cli.info import age
 from gpuhook.config import Config
-from gpuhook.driver import key, refresh
+from gpuhook.driver import key, nodes, refresh
 from gpuhook.driver import record as records
 from gpuhook.driver.record import Stored
 from gpuhook.errors import GpuhookError
@@ -84,12 +84,19 @@ def show(as_json: bool) -> None:
 Examples:
   gpuhook record refresh
   gpuhook record refresh --json | jq -r '.changes[].what'
+  gpuhook record refresh --nodes          # after a boot, as gpuhook-record.service does
 
 Exit status: 0 if the record was made and stored; else that of the error (docs/errors.md).
 """,
 )
+@click.option(
+    "--nodes",
+    "make_nodes",
+    is_flag=True,
+    help="Make missing device nodes of all GPUs and links to them in /dev/char, too.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
-def refresh_(as_json: bool) -> None:
+def refresh_(make_nodes: bool, as_json: bool) -> None:
     """Make the record anew, and show what is different from the one before.
 
     Containers that start meanwhile wait for it. It is for root, whose the record is.
@@ -123,6 +130,23 @@ def refresh_(as_json: bool) -> None:
         click.echo("\n".join(_refreshed(document, made, known=before is not None and before.record is not None)))
     if error is not None:
         raise render.ToldError(error)
+    if make_nodes and made is not None:
+        provide(settings, made)
+
+
+def provide(settings: Config, known: Record) -> None:
+    """Make the device nodes of a driver that are missing, and links to nodes in /dev/char. GpuhookError `node-missing`.
+
+    A start does this itself for what its container is given; here it is done before. Under WSL2 Windows has the nodes.
+    """
+    if not known.gpus or not key.gpu_names(settings):
+        return
+    whole = tuple(gpu for gpu in known.gpus if gpu.minor >= 0)
+    wanted = nodes.control(settings, ("compute", "graphics")) + nodes.of_gpus(settings, whole)
+    for path in nodes.make(settings, wanted):
+        click.echo(f"made {path}", err=True)
+    for node in wanted:
+        shim.link_number(node, settings.dev_root)
 
 
 @record.command(short_help="Remove the record.", epilog="\b\nExample:\n  gpuhook record drop\n")

@@ -1,0 +1,34 @@
+#!/bin/bash
+# system.sh SUITE: make build/systems/SUITE-clean, a Debian (bookworm, trixie) with what the package gpuhook depends on,
+# runc, and what is asked about the package there; print its path. Takes about a minute, 0.4 GB and root. The packages
+# come from the mirror that this machine's apt uses, or DEBIAN_MIRROR. A folder that was made of the same list of
+# packages is left alone; remove it to have newer ones.
+set -euo pipefail
+# shellcheck source=scripts/lib.sh
+. "$(dirname "$0")/../../scripts/lib.sh"
+
+suite=${1-}
+[ -n "$suite" ] || die "which Debian: bookworm, trixie?"
+[ "$(id -u)" = 0 ] || die "not root"
+need debootstrap=debootstrap
+# what is in Depends is there, so that `dpkg --install` proves that no more is needed
+mapfile -t depends < <(sed -n '/^Package: gpuhook$/,/^Recommends:/p' "$root/packaging/deb/control" | grep -o 'python3[a-z-]*')
+printf -v list '%s,' runc systemd udev logrotate "${depends[@]}"
+folder=$build/systems/$suite-clean
+mkdir -p "$build/systems"
+exec 9>"$folder.lock"
+flock 9
+if [ "$(cat "$folder/made-of" 2>/dev/null)" != "$list" ]; then
+  from=${DEBIAN_MIRROR:-$(debian_mirror)}
+  [ -n "$from" ] || die "apt has no mirror of this release; run apt-get update, or set DEBIAN_MIRROR"
+  say "making $folder"
+  rm -rf --one-file-system "$folder" "$folder.new"
+  # in mounts of its own, so that the /proc that debootstrap mounts ends with it
+  unshare --mount --propagation private debootstrap --variant=minbase --include="${list%,}" \
+    "$suite" "$folder.new" "$from" >"$folder.log" 2>&1 ||
+    { tail -n 20 "$folder.log" >&2; die "no Debian $suite; all that debootstrap said is in $folder.log"; }
+  rm -f "$folder.new"/var/cache/apt/archives/*.deb
+  printf '%s\n' "$list" >"$folder.new/made-of"
+  mv "$folder.new" "$folder"
+fi
+printf '%s\n' "$folder"

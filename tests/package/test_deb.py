@@ -1,0 +1,301 @@
+"""The Debian packages: what they hold, and that a clean Debian with them starts containers that have GPUs.
+
+tests/long/package.py runs these tests with Debian 13, by a fixture `suite` of its own.
+"""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gpuhook import __version__
+from tests.images import CHECKOUT
+from tests.package.conftest import NEWER, Built, Host, NewDeb, build
+
+pytestmark = pytest.mark.runc
+
+SEEN = (0, "dlopen:libcuda.so.1: ok libcuda.so 580.95.05\n/dev/nvidia0: ok\n", "")
+LIBRARY = f"/usr/lib/gpuhook/{__version__}"
+HOOK = "/usr/bin/nvidia-container-runtime-hook"
+
+
+# --- what is in them ------------------------------------------------------------------------------------------------
+
+
+def contents(deb: Path) -> list[str]:
+    """Each file with its mode and owner, in the archive's order."""
+    listed = subprocess.run(["dpkg-deb", "--contents", deb], capture_output=True, text=True, check=True).stdout
+    found = []
+    for line in listed.splitlines():
+        mode, owner, _, _, _, path = line.split(maxsplit=5)
+        if not mode.startswith("d"):
+            found.append(f"{mode} {owner} {path.removeprefix('.')}")
+    return found
+
+
+def test_two_builds_are_equal(packages: Built, folder: Path) -> None:
+    """In another folder, under another umask: packages, and the source they are built from."""
+    again = build(folder / "again", source=packages.dist.parent, umask=0o077)
+    names = sorted(path.name for path in packages.dist.iterdir() if path.suffix in (".deb", ".dsc", ".xz"))
+    assert len(names) == 4
+    for name in names:
+        assert (again.dist / name).read_bytes() == (packages.dist / name).read_bytes(), name
+
+
+def test_lintian_is_silent(packages: Built) -> None:
+    """But for what is overridden, each with its reason; and each override is needed."""
+    changes = next(packages.dist.glob("*.changes"))
+    command: list[str | Path] = ["lintian", "--allow-root", "--profile=debian", "--display-info", "--pedantic", changes]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, ""), done
+
+
+def test_the_files_of_gpuhook(packages: Built) -> None:
+    """Exactly: files.txt, the modules, the pages. The last of the library that is put in its place is `whole`."""
+    listed = contents(packages.deb("gpuhook"))
+    modules = sorted(
+        f"-rw-r--r-- root/root {LIBRARY}/{path.relative_to(CHECKOUT / 'src')}"
+        for path in (CHECKOUT / "src/gpuhook").rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
+    )
+    pages = [f"-rw-r--r-- root/root /usr/share/doc/gpuhook/{path.name}" for path in (CHECKOUT / "docs").glob("*.md")]
+    pages.append("-rw-r--r-- root/root /usr/share/doc/gpuhook/README.md")
+    pages += [
+        f"-rw-r--r-- root/root /usr/share/man/man{path.suffix[1:]}/{path.name}.gz"
+        for path in (CHECKOUT / "docs/man").iterdir()
+    ]
+    pinned = (Path(__file__).with_name("files.txt")).read_text().replace("VERSION", __version__).splitlines()
+    assert sorted(listed) == sorted([*pinned, *modules, *pages])
+    library = [line for line in listed if line.startswith("-") and LIBRARY in line]
+    assert library[-1].endswith("/whole")
+
+
+def test_the_files_of_docker_gpus(packages: Built) -> None:
+    """The name that dockerd looks for, and its page."""
+    documents = "-rw-r--r-- root/root /usr/share/doc/gpuhook-docker-gpus/"
+    assert contents(packages.deb("gpuhook-docker-gpus")) == [
+        f"{documents}changelog.gz",
+        f"{documents}copyright",
+        f"lrwxrwxrwx root/root {HOOK} -> gpuhook-hook",
+        "lrwxrwxrwx root/root /usr/share/man/man8/nvidia-container-runtime-hook.8.gz -> gpuhook-hook.8.gz",
+    ]
+
+
+@pytest.mark.parametrize("name", ["gpuhook", "gpuhook-docker-gpus"])
+def test_one_version(packages: Built, newer: Built, name: str) -> None:
+    """What src/gpuhook/__init__.py says is the packages' version."""
+    for built in (packages, newer):
+        command: list[str | Path] = ["dpkg-deb", "--field", built.deb(name), "Version"]
+        assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == f"{built.version}\n"
+
+
+# --- on a clean Debian ----------------------------------------------------------------------------------------------
+
+
+def test_a_life(host: Host, packages: Built, newer: Built) -> None:
+    """Installed offline, upgraded, removed, purged; a container with a GPU each time, and nothing left at the end."""
+    before = host.files()
+    host.dpkg("--install", packages.deb("gpuhook"))
+    host.use_driver()
+    assert host.start(host.bundle("first"), "first") == SEEN
+    compiled = host.machine.check("sh", "-c", f"ls {LIBRARY}/*.bundle {LIBRARY}/gpuhook/__pycache__ | wc -l")
+    assert int(compiled) > 30
+
+    said = host.dpkg("--install", newer.deb("gpuhook"))
+    assert host.machine.check("gpuhook", "--version") == f"gpuhook {NEWER}\n"
+    assert host.machine.check("ls", "/usr/lib/gpuhook") == f"{NEWER}\n", said
+    assert host.start(host.bundle("second"), "second") == SEEN
+    assert "warning" not in said
+
+    said = host.dpkg("--remove", "gpuhook")
+    assert "warning" not in said
+    assert "name it" not in said
+    assert host.machine.run("ls", "/usr/lib/gpuhook").code != 0
+    assert "sim" not in host.machine.read("/etc/gpuhook/runtime.toml").partition("[driver]")[0]
+
+    host.dpkg("--install", packages.deb("gpuhook"))
+    assert host.start(host.bundle("third"), "third") == SEEN  # by the configuration that was kept
+    host.dpkg("--purge", "gpuhook")
+    assert host.files() ^ before == {"/run/runc"}
+
+
+def test_installing_tells_no_engine(host: Host, packages: Built) -> None:
+    """What docker and containerd read stays as it is: no file of theirs is made or changed."""
+    host.machine.write("/etc/docker/daemon.json", "{}")
+    host.machine.write("/etc/containerd/config.toml", "version = 2\n")
+    before = host.machine.check("sh", "-c", "find /etc -type f ! -path '/etc/gpuhook/*' | sort | xargs sha256sum")
+    host.dpkg("--install", packages.deb("gpuhook"), packages.deb("gpuhook-docker-gpus"))
+    after = host.machine.check("sh", "-c", "find /etc -type f ! -path '/etc/gpuhook/*' | sort | xargs sha256sum")
+    assert sorted({*after.splitlines()} ^ {*before.splitlines()}) == [
+        f"{host.machine.check('sha256sum', '/etc/logrotate.d/gpuhook').strip()}"
+    ]
+
+
+def test_removal_names_what_points_at_it(host: Host, packages: Built) -> None:
+    """What configure wrote, with the command that takes it back, and what somebody wrote by hand."""
+    host.dpkg("--install", packages.deb("gpuhook"))
+    host.machine.write("/etc/docker/daemon.json", '{"debug": false}\n')
+    host.machine.check("gpuhook", "configure", "docker", "--config=/etc/docker/daemon.json")
+    host.machine.write("/etc/containerd/config.toml", '# BinaryName = "/usr/bin/gpuhook-runtime"\n')
+
+    said = host.dpkg("--remove", "gpuhook")
+
+    assert "/etc/docker/daemon.json: taken back by `gpuhook unconfigure docker --restart`" in said
+    assert "/etc/containerd/config.toml: not written by `gpuhook configure`" in said
+    assert "gpuhook-runtime" in host.machine.read("/etc/docker/daemon.json")
+    host.dpkg("--install", packages.deb("gpuhook"))
+    host.machine.check("gpuhook", "unconfigure", "docker")
+    assert host.machine.read("/etc/docker/daemon.json") == '{"debug": false}\n'
+
+
+STARTS = """
+cd "$1"
+count=0
+while [ ! -e "$2" ]; do
+  count=$((count + 1))
+  cp spec.json config.json
+  said=$(/usr/bin/gpuhook-runtime run --bundle "$1" "$3-$count" 2>&1) || true
+  [ "${said##*ok}" = "" ] && [ "${said#*/dev/nvidia0: ok}" != "$said" ] || echo "start $count: $said"
+  echo "$count" >count
+done
+"""
+
+
+def test_no_start_fails_while_it_is_upgraded(host: Host, packages: Built, newer: Built) -> None:
+    """Two loops of starts during upgrade, downgrade and reinstallation."""
+    host.dpkg("--install", packages.deb("gpuhook"))
+    host.use_driver()
+    stop = host.machine.folder / "stop"
+    bundles, loops = [], []
+    for name in ("a", "b"):
+        bundle = host.bundle(name)
+        assert host.start(bundle, name) == SEEN
+        spec = json.loads((bundle / "config.json").read_text())
+        spec["hooks"] = {}
+        spec["linux"].pop("devices", None)
+        (bundle / "spec.json").write_text(json.dumps(spec))
+        bundles.append(bundle)
+        loops.append(host.machine.start("sh", "-c", STARTS, "sh", bundle, stop, name))
+    for built in (newer, newer, packages, newer):
+        host.dpkg("--install", built.deb("gpuhook"))
+    stop.touch()
+    for loop in loops:
+        with loop:
+            assert str(loop.result(60)) == "exit status 0\n--- stdout\n--- stderr\n"
+    for bundle in bundles:
+        assert int((bundle / "count").read_text()) > 10
+
+
+def test_another_python(host: Host, packages: Built) -> None:
+    """What python3 calls when it is another: all is compiled anew. Before that, the sources do."""
+    host.dpkg("--install", packages.deb("gpuhook"))
+    host.use_driver()
+    host.machine.check("sh", "-c", f"for file in {LIBRARY}/*.bundle; do printf old >$file; done")
+    rename = f"cd {LIBRARY}/gpuhook/__pycache__ && for file in *; do mv $file ${{file%%.*}}.cpython-310.pyc; done"
+    host.machine.check("sh", "-c", rename)
+    assert host.start(host.bundle("uncompiled"), "uncompiled") == SEEN
+
+    host.machine.check("/usr/share/python3/runtime.d/gpuhook.rtupdate", "rtupdate", "3.10", "3.11")
+
+    names = host.machine.check("ls", f"{LIBRARY}/gpuhook/__pycache__")
+    assert "cpython-310" not in names
+    assert "shim.cpython-3" in names
+    assert host.machine.read(f"{LIBRARY}/whole") == f"{__version__}\n"
+    assert host.machine.check("sh", "-c", f"stat -c %s {LIBRARY}/shim.bundle") != "3\n"
+    assert host.start(host.bundle("compiled"), "compiled") == SEEN
+
+
+@pytest.mark.parametrize("command", ["explain", "info", "list", "doctor", "config", "record", "sim", "completion"])
+def test_commands_with_debians_libraries(command: str, clean: Path, packages: Built, tmp_path: Path) -> None:
+    """Each command's module loads with the click, yaml, jsonschema, packaging and tomlkit of that Debian."""
+    subprocess.run(["dpkg-deb", "--extract", packages.deb("gpuhook"), tmp_path], check=True)
+    code = (
+        "import sys; sys.path[:0] = sys.argv[1:3]; sys.path.append(sys.argv[3]); from gpuhook.cli import main\n"
+        f"sys.exit(main(['gpuhook', '{command}', '--help']))"
+    )
+    library = tmp_path / LIBRARY.lstrip("/")
+    words = [library, library / "vendor", clean / "usr/lib/python3/dist-packages"]
+    done = subprocess.run(["/usr/bin/python3", "-ISB", "-c", code, *words], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_its_own_tests(host: Host, packages: Built) -> None:
+    """debian/tests, as autopkgtest runs them, on the simulated driver that is there."""
+    host.dpkg("--install", packages.deb("gpuhook"))
+    script = host.machine.folder / "container"
+    script.write_text((CHECKOUT / "packaging/deb/tests/container").read_text())
+    script.chmod(0o755)
+    busybox = host.machine.folder / "busybox"
+    subprocess.run(["cp", "/bin/busybox", busybox], check=True)
+    host.machine.check("cp", busybox, "/usr/bin/busybox")
+    env = {"DRIVER": str(host.driver), "CGROUPS": f"/{host.machine.cgroup}/own"}
+    said = host.machine.check(script, env=env)
+    assert re.search(r"^crw.* /dev/nvidia0$", said, re.MULTILINE), said
+    assert "requirement-not-met" in said
+
+
+def test_units(host: Host, packages: Built) -> None:
+    """systemd and udev have nothing to say of them; without a driver nothing runs."""
+    host.dpkg("--install", packages.deb("gpuhook"))
+    unit = "/usr/lib/systemd/system/gpuhook-record.service"
+    done = host.machine.run("systemd-analyze", "verify", "--man=no", unit)
+    assert (done.code, done.out, done.err) == (0, "", ""), done
+    rules = "/usr/lib/udev/rules.d/60-gpuhook.rules"
+    if "verify" in host.machine.run("udevadm", "--help").out:
+        done = host.machine.run("udevadm", "verify", rules)
+        assert (done.code, done.err) == (0, ""), done
+    assert "ConditionPathExists=/proc/driver/nvidia/version\n" in host.machine.read(unit)
+
+
+def test_logrotate(host: Host, packages: Built) -> None:
+    """The log is kept by date beside the one that gpuhook keeps itself."""
+    host.dpkg("--install", packages.deb("gpuhook"))
+    host.machine.write("/var/log/gpuhook/gpuhook.log", "a line\n")
+    host.machine.write("/var/log/gpuhook/gpuhook.log.1", "an older line\n")
+    host.machine.check("logrotate", "--force", "/etc/logrotate.d/gpuhook")
+    names = host.machine.check("ls", "/var/log/gpuhook").split()
+    assert [re.sub(r"\d{8}", "DATE", name) for name in names] == ["gpuhook.log-DATE.gz", "gpuhook.log.1"]
+
+
+# --- beside NVIDIA's ------------------------------------------------------------------------------------------------
+
+
+def nvidia(new_deb: NewDeb) -> list[Path]:
+    """Stand-ins for NVIDIA's packages, with the programs that theirs have."""
+    base = new_deb("nvidia-container-toolkit-base", "usr/bin/nvidia-container-runtime", "usr/bin/nvidia-ctk")
+    depends = "Depends: nvidia-container-toolkit-base (= 1.17.8-1)\n"
+    return [base, new_deb("nvidia-container-toolkit", HOOK.lstrip("/"), more=depends)]
+
+
+def status(host: Host, name: str) -> str:
+    """What dpkg knows of a package."""
+    return host.machine.check("dpkg-query", "-W", "-f=${db:Status-Status}", name)
+
+
+def test_r161_beside_nvidias_packages(host: Host, packages: Built, new_deb: NewDeb) -> None:
+    """gpuhook shares no file with them and conflicts with none."""
+    host.dpkg("--install", *nvidia(new_deb))
+    host.dpkg("--install", packages.deb("gpuhook"))
+    for name in ("nvidia-container-toolkit-base", "nvidia-container-toolkit", "gpuhook"):
+        assert status(host, name) == "installed"
+
+
+def test_docker_gpus_takes_the_place_of_nvidias_hook(host: Host, packages: Built, new_deb: NewDeb) -> None:
+    """That package is removed, its base stays; it does not come back over ours; and ours goes without a trace."""
+    theirs = nvidia(new_deb)
+    host.dpkg("--install", *theirs)
+
+    said = host.dpkg("--install", packages.deb("gpuhook"), packages.deb("gpuhook-docker-gpus"))
+
+    assert "restart it once" in said
+    assert host.machine.check("readlink", HOOK) == "gpuhook-hook\n"
+    assert status(host, "nvidia-container-toolkit-base") == "installed"
+    assert status(host, "nvidia-container-toolkit") != "installed"
+    refused = host.machine.run("dpkg", "--install", theirs[1])
+    assert refused.code != 0
+    assert "conflicting" in refused.err
+    assert host.machine.check("readlink", HOOK) == "gpuhook-hook\n"
+    host.dpkg("--purge", "gpuhook-docker-gpus", "nvidia-container-toolkit")
+    assert host.machine.run("ls", HOOK).code != 0
