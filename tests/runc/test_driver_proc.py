@@ -29,10 +29,9 @@ SPY = """#!/usr/bin/python3 -ISB
 __file__ = {hook!r}
 with open(__file__) as file:
     text = file.read()
-text = text.replace("from gpuhook.hook import main", '''from gpuhook.hook import main
-from gpuhook import driverproc
+text = text.replace("sys.exit(main(", '''from gpuhook import driverproc
 driverproc.FOLDER, driverproc.NAME = {place!r}
-''')
+sys.exit(main(''')
 exec(text)
 """
 

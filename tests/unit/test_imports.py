@@ -118,13 +118,14 @@ def test_a_launcher_takes_the_bundle_and_does_without(installed: Path, folder: P
     library = installed / f"usr/lib/gpuhook/{__version__}"
     launcher = library / "gpuhook-shim" if entry == "shim" else installed / "usr/bin/gpuhook-hook"
     text = launcher.read_text()
-    start = text.index("with open(library" if entry == "shim" else "entry = ")
+    start = text.index("try:\n    with open(library" if entry == "shim" else "entry = ")
     body = text[start : text.index("sys.exit(main")]
     prelude = text[: text.index("gc.disable")]
     for change, bundled in ((b"", True), (b"\0", False)):
         copy = folder / f"library{len(change)}"
         copy.mkdir()
-        (copy / "gpuhook").symlink_to(library / "gpuhook")
+        for name in ("gpuhook", "whole"):
+            (copy / name).symlink_to(library / name)
         (copy / f"{entry}.bundle").write_bytes(change + (library / f"{entry}.bundle").read_bytes())
         code = f"{prelude}\nlibrary = {str(copy)!r}\nsys.path.insert(0, library)\n{body}\n"
         code += f"import gpuhook.{entry}, gpuhook.errors, gpuhook.cuda\n"
