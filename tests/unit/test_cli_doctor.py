@@ -17,7 +17,7 @@ from gpuhook import containers, sim
 from gpuhook.cli import doctor, main
 from gpuhook.config import Config, load
 from gpuhook.driver import record
-from gpuhook.engines import NAMES, drivercheck, hostcheck, neighbours
+from gpuhook.engines import NAMES, drivercheck, hooksdir, hostcheck, neighbours
 from gpuhook.engines.host import Host
 from gpuhook.engines.model import Finding, Options
 from gpuhook.log import Log
@@ -684,3 +684,14 @@ def test_mig_devices_are_counted(ask: Ask, well: World, sim_driver: Path, folder
     sim.set_mig(driver, ("0=1/0,2/0",))
     well.use_driver(driver)
     assert one(ask()[1]["host"], "gpus")["message"].startswith("2, 2 MIG devices: ")
+
+
+def test_each_name_of_an_engines_finding_is_explained() -> None:
+    """docs/errors.md lists the names that the engines' modules use, and no other: the same for the same thing."""
+    folder = Path(hooksdir.__file__).parent
+    names = ("findings", "hooksdir", "dockercheck", "containerdcheck", "crio", "podman")
+    source = "".join((folder / f"{name}.py").read_text() for name in names)
+    used = set(re.findall(r'Finding\(\s*(?:level|"\w+"[^,]*|[^,]* else "\w+"),\s*"([a-z-]+)"', source))
+    page = Path(folder.parents[2], "docs/errors.md").read_text().split("### doctor-problem")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?) \|", page, re.MULTILINE)
+    assert used == set(re.findall("`([a-z-]+)`", " ".join(rows)))

@@ -254,9 +254,9 @@ def test_cdi_directories_that_were_emptied_come_back(machine: Machine) -> None:
         pytest.param(
             "version = 2\n[plugins.cri]\nx = 1\n", ":2: plugins.cri belongs into a file of version 1", id="R121"
         ),
-        pytest.param("version = 2\nplugins = 3\n", ":2: plugins is a int", id="plugins-no-table"),
+        pytest.param("version = 2\nplugins = 3\n", ":2: plugins must be a table, is '3'", id="plugins-no-table"),
         pytest.param(f'version = 2\n[plugins."{V2}"]\ncontainerd = []\n', ":3: ", id="containerd-no-table"),
-        pytest.param('version = 2\nimports = "a"\n', ":2: imports is a str", id="imports-no-list"),
+        pytest.param('version = 2\nimports = "a"\n', ":2: imports must be a list of strings", id="imports-no-list"),
         pytest.param(
             f'version = 2\n[plugins."{V2}".containerd.runtimes]\nrunc = "runc"\n', ":3: ", id="runtime-no-table"
         ),
@@ -498,10 +498,8 @@ def test_an_import_by_name_that_is_not_there_is_told(machine: Machine) -> None:
     ("options", "words"),
     [
         (Options(hook_only=True), "no directory of OCI hooks"),
-        (Options(config="etc/x.toml"), "is no absolute path"),
-        (Options(drop_in="x.toml"), "is no absolute path"),
     ],
-    ids=["hook-only", "relative-config", "relative-drop-in"],
+    ids=["hook-only"],
 )
 def test_options_that_mean_nothing(machine: Machine, options: Options, words: str) -> None:
     machine.write(MAIN, "version = 2\n")

@@ -35,7 +35,7 @@ class Real:
         (programs / "containerd").symlink_to(program)
         self.host = Host(uid=0, environ={"PATH": f"{programs}:/usr/bin:/bin", "HOME": str(path)})
         self.machine = Machine(path)
-        self.engine = containerdconfig.engine_version(self.host.ask("containerd", "--version"))
+        self.engine = self.host.version("containerd")
 
     def write(self, name: str, text: str) -> None:
         """A file of the configuration."""

@@ -214,7 +214,7 @@ def test_a_file_that_dockerd_can_not_read_is_refused_with_its_line(world: World,
     assert error.reference == "engine-config-invalid"
     assert where in error.message
     found = docker.check(world.host, Options())
-    assert [item.message for item in found if item.check == "config-file"] == [error.message]
+    assert [item.message for item in found if item.check == "configuration"] == [error.message]
     assert file.read_text() == text
 
 
@@ -228,7 +228,7 @@ def test_a_directory_is_no_configuration(world: World) -> None:
     """Propose raises, and doctor finds a problem, both of the same words."""
     (world.path / "etc/docker/daemon.json").mkdir()
     assert refusal(world).reference == "engine-config-unreadable"
-    assert ("problem", "config-file") in {(item.level, item.check) for item in docker.check(world.host, Options())}
+    assert ("problem", "configuration") in {(item.level, item.check) for item in docker.check(world.host, Options())}
 
 
 @pytest.mark.parametrize(
@@ -239,10 +239,6 @@ def test_a_directory_is_no_configuration(world: World) -> None:
         pytest.param({"hook_only": True}, id="hook-only"),
         pytest.param({"runtime_name": "runc"}, id="runc"),
         pytest.param({"runtime_name": "io.containerd.runc.v2"}, id="containerd"),
-        pytest.param({"runtime_name": ""}, id="empty-name"),
-        pytest.param({"runtime_name": "a b"}, id="blank"),
-        pytest.param({"runtime_name": "-x"}, id="dash"),
-        pytest.param({"runtime_name": "x\n"}, id="line-end"),
     ],
 )
 def test_what_dockerd_has_not_is_refused(world: World, options: dict[str, Any]) -> None:
@@ -610,7 +606,7 @@ def test_a_host_that_works(world: World) -> None:
     world.installed()
     found = checked(world, GOOD, Runtimes={"runc": {"path": "runc"}, "gpuhook": OURS})
     assert problems(found) == []
-    assert {("ok", "config-file"), ("ok", "runtime"), ("ok", "daemon"), ("note", "default-runtime")} <= levels(found)
+    assert {("ok", "configuration"), ("ok", "runtime"), ("ok", "running"), ("note", "default-runtime")} <= levels(found)
 
 
 def test_another_name_is_found_without_being_named(world: World) -> None:
@@ -688,7 +684,7 @@ def test_a_key_that_is_set_twice_is_a_problem(world: World) -> None:
     world.installed()
     world.dockerd(7, "--default-runtime=runc")
     found = checked(world, GOOD | {"default-runtime": "gpuhook"}, Runtimes={"gpuhook": OURS})
-    assert ("problem", "command-line") in levels(found)
+    assert ("problem", "conflict") in levels(found)
 
 
 def test_a_daemon_that_does_not_answer_is_a_warning(world: World) -> None:
@@ -697,7 +693,7 @@ def test_a_daemon_that_does_not_answer_is_a_warning(world: World) -> None:
     world.file(SYSTEM, json.dumps(GOOD))
     world.program("docker", ("context*show", "default"))
     found = docker.check(world.host, Options())
-    assert ("warning", "daemon") in levels(found)
+    assert ("warning", "running") in levels(found)
     assert ("ok", "runtime") in levels(found)
 
 
@@ -706,7 +702,7 @@ def test_an_answer_that_is_none(world: World, answer: str) -> None:
     """Whatever the docker command prints, doctor goes on."""
     world.file(SYSTEM, json.dumps(GOOD))
     world.program("docker", ("context*show", "default"), ("*info*", answer))
-    assert ("warning", "daemon") in levels(docker.check(world.host, Options()))
+    assert ("warning", "running") in levels(docker.check(world.host, Options()))
 
 
 def test_what_else_bears_on_gpus(world: World) -> None:
@@ -715,7 +711,7 @@ def test_what_else_bears_on_gpus(world: World) -> None:
     document = {"runtimes": {"gpuhook": OURS, "nvidia": NVIDIA}, "features": {"cdi": True}}
     info = {"Runtimes": document["runtimes"], "SecurityOptions": ["name=userns"], "CgroupDriver": "systemd"}
     found = levels(checked(world, document, **info))
-    assert {("note", "nvidia"), ("note", "userns-remap"), ("ok", "cgroup-driver"), ("warning", "cdi")} <= found
+    assert {("note", "toolkit-runtime"), ("note", "userns-remap"), ("ok", "cgroup-driver"), ("warning", "cdi")} <= found
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ def test_files_that_engines_refuse(tmp_path: Path, text: str, said: str) -> None
     """With one broken file podman starts no container at all, so the finding names it and says so."""
     host = make(tmp_path, {f"{FOLDER}/a.json": text})
     (finding,) = hooksdir.check(host, Options(), (FOLDER,), registered=False)
-    assert (finding.level, finding.check) == ("problem", "hooks-file")
+    assert (finding.level, finding.check) == ("problem", "hook-file")
     assert f"{FOLDER}/a.json" in finding.message
     assert said in finding.message
     assert "no container starts" in finding.hint
@@ -183,14 +183,14 @@ def test_the_later_directory_counts(tmp_path: Path) -> None:
     """A file of the same name in a later directory takes the place of the earlier, even a broken one."""
     host = make(tmp_path, {"/a/x.json": "{", "/b/x.json": ours(), "/b/README": "{"})
     assert found(host, "/a", "/b", "/not/there") == [("ok", "hook-file")]
-    assert found(host, "/b", "/a") == [("problem", "hooks-file")]
+    assert found(host, "/b", "/a") == [("problem", "hook-file")]
 
 
 def test_nvidias_file(tmp_path: Path) -> None:
     """With the hook alone both would work on one container; with the runtime ours takes its place."""
     host = make(tmp_path, {f"{FOLDER}/oci-nvidia-hook.json": json.dumps(NVIDIA)})
-    assert found(host) == [("warning", "foreign-hook")]
-    assert found(host, registered=True) == [("note", "foreign-hook")]
+    assert found(host) == [("warning", "toolkit-hook")]
+    assert found(host, registered=True) == [("note", "toolkit-hook")]
     (note,) = hooksdir.notes(host, (FOLDER,))
     assert f"{FOLDER}/oci-nvidia-hook.json" in note
 
@@ -198,14 +198,14 @@ def test_nvidias_file(tmp_path: Path) -> None:
 def test_r110_hook_and_runtime_both(tmp_path: Path) -> None:
     """Not an error: the runtime replaces the hook that the engine put into the spec."""
     host = make(tmp_path, {f"{FOLDER}/a.json": ours()})
-    assert found(host, registered=True) == [("ok", "hook-file"), ("note", "hook-and-runtime")]
+    assert found(host, registered=True) == [("ok", "hook-file"), ("note", "hook-file")]
 
 
 def test_a_hook_that_is_not_there(tmp_path: Path) -> None:
     """podman skips the file without a word."""
-    assert found(make(tmp_path, {f"{FOLDER}/a.json": changed(path="/gone")})) == [("note", "hooks-file")]
+    assert found(make(tmp_path, {f"{FOLDER}/a.json": changed(path="/gone")})) == [("note", "hook-file")]
 
 
 def test_a_directory_named_as_a_file(tmp_path: Path) -> None:
     host = make(tmp_path, {f"{FOLDER}/a.json/x": ""})
-    assert found(host) == [("problem", "hooks-file")]
+    assert found(host) == [("problem", "hook-file")]

@@ -95,7 +95,7 @@ def test_default_runtime_and_a_second_time(tmp_path: Path) -> None:
     carry_out(host, podman.propose(host, options))
     assert host.read(SYSTEM) == text
     findings = podman.check(host, options)
-    assert of(findings, "runtime-registered") == of(findings, "default-runtime") == ["ok"]
+    assert of(findings, "runtime") == of(findings, "default-runtime") == ["ok"]
     assert of(findings, "runtime-json") == []
 
 
@@ -195,7 +195,6 @@ def test_a_later_list_without_our_name_is_said(tmp_path: Path) -> None:
         pytest.param(Options(drop_in="/etc/x.conf"), {}, id="elsewhere"),
         pytest.param(Options(drop_in=f"{SYSTEM}.d/x.toml"), {}, id="other-ending"),
         pytest.param(Options(drop_in=""), {"CONTAINERS_CONF": "/x.conf"}, id="CONTAINERS_CONF-has-none"),
-        pytest.param(Options(runtime="x"), {}, id="relative"),
     ],
 )
 def test_options_that_cannot_be(tmp_path: Path, options: Options, environ: dict[str, str]) -> None:
@@ -225,7 +224,7 @@ def test_broken_files(tmp_path: Path, text: str) -> None:
     """An error that names the file, for the doctor a finding, no traceback."""
     host = make(tmp_path, {SYSTEM: text})
     assert [(finding.level, finding.check) for finding in podman.check(host, Options())] == [
-        ("problem", "engine-config")
+        ("problem", "configuration")
     ]
     with pytest.raises(GpuhookError) as caught:
         podman.propose(host, Options(default_runtime=True))
@@ -251,7 +250,7 @@ def test_hook_only_rootful(tmp_path: Path) -> None:
     assert [edit.path for edit in proposal.files] == ["/usr/share/containers/oci/hooks.d/99-gpuhook.json"]
     carry_out(host, proposal)
     assert of(podman.check(host, Options()), "hook-file") == ["ok"]
-    assert of(podman.check(host, Options()), "runtime-registered") == []
+    assert of(podman.check(host, Options()), "runtime") == []
 
 
 def test_hook_only_in_the_administrators_directory(tmp_path: Path) -> None:
@@ -291,22 +290,22 @@ def test_hook_only_rootless(tmp_path: Path, files: dict[str, str], step: Set | A
 
 
 def test_doctor_without_configuration(tmp_path: Path) -> None:
-    assert of(podman.check(make(tmp_path, {}), Options()), "runtime-registered") == ["problem"]
+    assert of(podman.check(make(tmp_path, {}), Options()), "runtime") == ["problem"]
 
 
 def test_doctor_sees_an_entry_that_a_later_file_replaces(tmp_path: Path) -> None:
     host = make(tmp_path, {})
     carry_out(host, podman.propose(host, Options()))
     make(tmp_path, {f"{SYSTEM}.d/a.conf": '[engine.runtimes]\ngpuhook = ["/x"]\n'})
-    assert of(podman.check(host, Options()), "runtime-shadowed") == ["problem"]
+    assert of(podman.check(host, Options()), "conflict") == ["problem"]
 
 
 def test_doctor_sees_a_path_before_ours(tmp_path: Path) -> None:
     """podman takes the first that is there."""
     text = '[engine.runtimes]\ng = ["/usr/bin/runc", "/usr/bin/gpuhook-runtime"]\n'
-    assert of(podman.check(make(tmp_path, {SYSTEM: text}), Options()), "runtime-registered") == ["ok"]
+    assert of(podman.check(make(tmp_path, {SYSTEM: text}), Options()), "runtime") == ["ok"]
     host = make(tmp_path, {}, programs=("/usr/bin/runc",))
-    assert of(podman.check(host, Options()), "runtime-registered") == ["problem"]
+    assert of(podman.check(host, Options()), "runtime") == ["problem"]
 
 
 @pytest.mark.parametrize(
@@ -323,7 +322,7 @@ def test_podman_is_asked(tmp_path: Path, answer: Value, level: list[str]) -> Non
     program(tmp_path, "/usr/bin/podman", text)
     host = make(tmp_path, {})
     carry_out(host, podman.propose(host, Options()))
-    assert of(podman.check(host, Options()), "engine-running") == level
+    assert of(podman.check(host, Options()), "running") == level
 
 
 @pytest.mark.parametrize(
@@ -345,7 +344,7 @@ def test_the_hint_of_a_conflict_works(tmp_path: Path, later: str) -> None:
     ("version", "expected"),
     [
         pytest.param("podman version 4.3.1", [], id="4.3"),
-        pytest.param("podman version 5.0.0-rc1", ["runtime-registered"], id="5.0"),
+        pytest.param("podman version 5.0.0-rc1", ["runtime"], id="5.0"),
         pytest.param("podman version five", [], id="nonsense"),
     ],
 )
@@ -355,9 +354,7 @@ def test_roots_own_file_counts_from_5_on(tmp_path: Path, version: str, expected:
     program(tmp_path, "/usr/bin/podman", f"#!/bin/sh\n[ \"$1\" = --version ] && echo '{version}'\n")
     host = make(tmp_path, {"/root/.config/containers/containers.conf": text})
     findings = podman.check(host, Options())
-    assert [
-        finding.check for finding in findings if finding.check == "runtime-registered" and finding.level == "ok"
-    ] == expected
+    assert [finding.check for finding in findings if finding.check == "runtime" and finding.level == "ok"] == expected
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,6 @@ containerd's configuration is read by `containerdconfig`, found by `containerdpl
 said by `containerdruntime`, and the templates of k3s and rke2 by `containerdtemplates`.
 """
 
-import re
-from posixpath import isabs
-
 from gpuhook.engines import (
     containerdconfig,
     containerddropin,
@@ -18,7 +15,7 @@ from gpuhook.engines.containerdcheck import check
 from gpuhook.engines.containerdplaces import Place
 from gpuhook.engines.host import Host
 from gpuhook.engines.model import Options, Proposal
-from gpuhook.errors import GpuhookError, shown
+from gpuhook.errors import GpuhookError
 
 __all__ = ["check", "propose"]
 
@@ -33,19 +30,15 @@ def propose(host: Host, options: Options) -> Proposal:
     """
     place, others = containerdplaces.find(host, options)
     _refuse(place, options)
-    engine = containerdconfig.engine_version(containerdplaces.version_of(host, place))
-    notes = [
-        f"this host also has the containerd of {other.describe()}: --config configures that instead" for other in others
-    ]
+    engine = containerdplaces.version_of(host, place)
+    notes = [f"{containerdplaces.also(other)}: --config configures that instead" for other in others]
     if place.kind in containerdplaces.RANCHER:
         edits, more = containerdtemplates.propose(host, place, options)
         return Proposal("containerd", edits, containerdplaces.restart(host, place), (*more, *notes))
     loaded = containerdconfig.load(host, place.config, engine)
     notes[:0] = [*loaded.problems, *containerdruntime.notes(loaded, options)]
     if containerdplaces.cri_disabled(host, place):
-        notes.insert(
-            0, f"{place.config} disables the CRI plugin: Kubernetes can't use this containerd, nor this runtime"
-        )
+        notes.insert(0, f"{place.config} disables the CRI plugin: Kubernetes can't use this containerd")
     ours = containerddropin.ours(loaded)
     if options.drop_in is None and ours is None:
         edits = containerddropin.main(host, loaded, options)
@@ -68,16 +61,4 @@ def _refuse(place: Place, options: Options) -> None:
             "engine-config-conflict",
             f"{place.config} is of the containerd that docker starts for itself, and writes anew each time",
             "gpuhook configure docker",
-        )
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}", options.runtime_name):
-        raise GpuhookError(
-            "engine-option-unsupported",
-            f"--runtime-name {shown(options.runtime_name)} is no name that a RuntimeClass could have as its handler",
-            "use letters, digits and -",
-        )
-    if options.drop_in and not isabs(options.drop_in):
-        raise GpuhookError(
-            "engine-option-unsupported",
-            f"--drop-in {shown(options.drop_in)} is no absolute path",
-            "write the whole path of the file that containerd is to import",
         )

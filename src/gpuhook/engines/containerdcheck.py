@@ -5,12 +5,19 @@ import re
 import tomllib
 from collections.abc import Iterator
 
-from gpuhook.engines import containerdconfig, containerddropin, containerdplaces, containerdruntime, containerdtemplates
+from gpuhook.engines import (
+    containerdconfig,
+    containerddropin,
+    containerdplaces,
+    containerdruntime,
+    containerdtemplates,
+    findings,
+)
 from gpuhook.engines.containerdconfig import Loaded, Table, table
 from gpuhook.engines.containerdplaces import Place
 from gpuhook.engines.host import Host
-from gpuhook.engines.model import Finding, Options
-from gpuhook.errors import GpuhookError, shown
+from gpuhook.engines.model import ABSENT, Finding, Options
+from gpuhook.errors import shown
 
 _HINT = "gpuhook configure containerd"
 _SETTINGS = "/etc/gpuhook/runtime.toml"
@@ -18,46 +25,37 @@ _SETTINGS = "/etc/gpuhook/runtime.toml"
 
 def check(host: Host, options: Options) -> tuple[Finding, ...]:
     """The configuration read back as containerd would. GpuhookError as in `propose`, for what can't be read at all."""
+    return tuple(_check(host, options))
+
+
+def _check(host: Host, options: Options) -> Iterator[Finding]:
     place, others = containerdplaces.find(host, options)
-    return tuple(_findings(host, place, others, options))
-
-
-def _findings(host: Host, place: Place, others: tuple[Place, ...], options: Options) -> Iterator[Finding]:
+    engine = containerdplaces.version_of(host, place)
     if place.kind in containerdplaces.RANCHER:
         loaded = containerdtemplates.load(host, place)
+        version = ".".join(map(str, engine)) or f"{loaded.engine[0]}.x"  # by the kind of its file
     else:
-        engine = containerdconfig.engine_version(containerdplaces.version_of(host, place))
         loaded = containerdconfig.load(host, place.config, engine)
-    version = ".".join(map(str, loaded.engine)) if loaded.engine else "of unknown version"
-    if place.kind in containerdplaces.RANCHER and not containerdplaces.version_of(host, place):
-        version = f"{loaded.engine[0]}.x"  # by the kind of its file
+        version = ".".join(map(str, engine)) or "of unknown version"
     if loaded.main is None:
         yield Finding("note", "configuration", f"containerd {version}: {place.config} is not there: the defaults count")
     else:
         files = ", ".join(file.path for file in loaded.files[1:])
-        text = f"containerd {version}: {place.config}, version {loaded.version}" + (
-            f", imports {files}" if files else ""
-        )
-        yield Finding("ok", "configuration", text)
+        text = f"containerd {version}: {place.config}, version {loaded.version}"
+        yield Finding("ok", "configuration", f"{text}, imports {files}" if files else text)
     for text in loaded.problems:
-        yield Finding("warning", "configuration-mixed", text, "make all files one version")
+        yield Finding("warning", "configuration", text, "make all files one version")
     for other in others:
-        text = f"this host also has the containerd of {other.describe()}"
-        yield Finding("note", "other-containerd", text, f"gpuhook doctor --engine containerd --config {other.config}")
-    yield from _cri(host, place)
+        text = containerdplaces.also(other)
+        yield Finding("note", "others", text, f"gpuhook doctor --engine containerd --config {other.config}")
+    if containerdplaces.cri_disabled(host, place):
+        text = (
+            f'{place.config} has "cri" among its disabled_plugins, as docker\'s packages do: no Kubernetes can use it'
+        )
+        hint = "for docker: gpuhook configure docker; for Kubernetes: remove it from disabled_plugins"
+        yield Finding("problem", "cri", text, hint)
     yield from _runtime(host, place, loaded, _effective(host, place, loaded), options)
     yield from _restart(host, place, loaded)
-
-
-def _cri(host: Host, place: Place) -> Iterator[Finding]:
-    if containerdplaces.cri_disabled(host, place):
-        yield Finding(
-            "problem",
-            "cri",
-            f"{place.config} has \"cri\" among its disabled_plugins, as docker's packages do: Kubernetes can't use "
-            "this containerd",
-            "for docker: gpuhook configure docker; for Kubernetes: remove it from disabled_plugins, restart containerd",
-        )
 
 
 def _effective(host: Host, place: Place, loaded: Loaded) -> tuple[Table, str]:
@@ -104,7 +102,7 @@ def _runtime(host: Host, place: Place, loaded: Loaded, read: tuple[Table, str], 
     else:
         yield Finding("ok", "runtime", f"by {origin} the runtime {name} calls {program}")
     if isinstance(program, str) and program.startswith("/"):
-        yield from _program(host, program)
+        yield from findings.program(host, program, f"the runtime {name} calls")
     yield from _default(name, default, runtimes, values, options)
     yield from _annotations(host, found)
     if options.cdi:
@@ -124,7 +122,7 @@ def _missing(host: Host, place: Place, loaded: Loaded, origin: str, options: Opt
             yield Finding("problem", "runtime", text, containerdplaces.restart(host, place).sentence)
             return
     for path in host.glob(f"{place.directory}/*.d/*.toml"):
-        text = _quiet(host, path)
+        text = host.text(path)
         if text.startswith(containerddropin.MARK) and path not in [file.path for file in loaded.files]:
             yield Finding(
                 "warning",
@@ -133,28 +131,18 @@ def _missing(host: Host, place: Place, loaded: Loaded, origin: str, options: Opt
                 f"{_HINT} --drop-in {path}",
             )
     at = (loaded.plugin, "containerd", "runtimes", name)
-    hidden = [file for file in loaded.files if containerdconfig.has(file.plugins, *at)]
+    hidden = [file for file in loaded.files if file.get("plugins", *at) is not ABSENT]
     last = loaded.source()
     if hidden and last is not None and not loaded.deep and last is not hidden[-1]:
         yield Finding(
             "problem",
             "runtime",
-            f"{hidden[-1].line_of('plugins', *at)} has the runtime {name}, and "
-            f"{last.line_of('plugins', loaded.plugin)}, merged after it, takes the place of the whole table",
+            f"{hidden[-1].place('plugins', *at)} has the runtime {name}, and "
+            f"{last.place('plugins', loaded.plugin)}, merged after it, takes the place of the whole table",
             f"{_HINT} --drop-in {os.path.dirname(last.path)}/zz-gpuhook.toml",
         )
         return
     yield Finding("problem", "runtime", f"by {origin} there is no runtime {shown(name)}", _HINT)
-
-
-def _program(host: Host, program: str) -> Iterator[Finding]:
-    real = host.real(program)
-    if not os.path.exists(real):
-        yield Finding("problem", "program", f"{program} is not there", "install gpuhook, or name it by --runtime")
-    elif os.path.isdir(real) or not os.stat(real).st_mode & 0o111:
-        yield Finding("problem", "program", f"{program} can't be executed", f"chmod 0755 {program}")
-    else:
-        yield Finding("ok", "program", f"{program} is there and executable")
 
 
 def _default(name: str, default: str, runtimes: Table, values: Table, options: Options) -> Iterator[Finding]:
@@ -184,7 +172,7 @@ def _default(name: str, default: str, runtimes: Table, values: Table, options: O
 def _annotations(host: Host, found: Table) -> Iterator[Finding]:
     """Whether the annotations that runtime.toml reads reach a container."""
     try:
-        settings = tomllib.loads(_quiet(host, _SETTINGS))
+        settings = tomllib.loads(host.text(_SETTINGS))
     except tomllib.TOMLDecodeError:
         return  # that is told where the settings are looked at
     request = table(settings, "request")
@@ -210,7 +198,7 @@ def _annotations(host: Host, found: Table) -> Iterator[Finding]:
 def _restart(host: Host, place: Place, loaded: Loaded) -> Iterator[Finding]:
     """Whether the daemon that runs is older than what it would read now."""
     if not place.pid:
-        yield Finding("note", "restart", f"no containerd was found running with {place.config}")
+        yield Finding("note", "running", f"no containerd was found running with {place.config}")
         return
     started = _started(host, place.pid)
     newer = []
@@ -223,25 +211,13 @@ def _restart(host: Host, place: Place, loaded: Loaded) -> Iterator[Finding]:
             continue
     if started and newer:
         text = f"containerd (pid {place.pid}) was started before {', '.join(newer)} was written, and does not know it"
-        yield Finding("problem", "restart", text, containerdplaces.restart(host, place).sentence)
+        yield Finding("problem", "running", text, containerdplaces.restart(host, place).sentence)
     elif started:
-        yield Finding("ok", "restart", f"containerd (pid {place.pid}) was started after its files were written")
+        yield Finding("ok", "running", f"containerd (pid {place.pid}) was started after its files were written")
 
 
 def _started(host: Host, pid: int) -> float:
     """When a process was started, in seconds since 1970; 0 where /proc does not say."""
-    try:
-        with open(host.real(f"/proc/{pid}/stat"), encoding="utf-8", errors="replace") as file:
-            ticks = int(file.read().rpartition(")")[2].split()[19])
-        with open(host.real("/proc/stat"), encoding="ascii", errors="replace") as file:
-            boot = re.search(r"^btime ([0-9]+)$", file.read(), re.MULTILINE)
-    except (OSError, ValueError, IndexError):
-        return 0.0
-    return int(boot[1]) + ticks / os.sysconf("SC_CLK_TCK") + 1 if boot else 0.0
-
-
-def _quiet(host: Host, path: str) -> str:
-    try:
-        return host.read(path) or ""
-    except GpuhookError:
-        return ""
+    boot = re.search(r"^btime ([0-9]+)$", host.text("/proc/stat"), re.MULTILINE)
+    fields = host.text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return int(boot[1]) + int(fields[19]) / os.sysconf("SC_CLK_TCK") + 1 if boot and len(fields) > 19 else 0.0

@@ -19,6 +19,8 @@ from typing import Any
 
 from gpuhook.engines import tomltext
 from gpuhook.engines.host import Host
+from gpuhook.engines.layers import Layer
+from gpuhook.engines.model import ABSENT
 from gpuhook.errors import GpuhookError, shown
 
 V1, V2, V3 = "cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"
@@ -31,23 +33,19 @@ Table = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class File:
-    """One file of the configuration: `version` is 0 where it names none."""
+class File(Layer):
+    """One file of the configuration."""
 
-    path: str
-    text: str
-    tree: Table
-    version: int
+    @property
+    def version(self) -> int:
+        """Its version, 0 where it names none."""
+        found = self.tree.get("version", 0)
+        return found if isinstance(found, int) and not isinstance(found, bool) else -1
 
     @property
     def plugins(self) -> Table:
         """The tables of the plugins, by name."""
         return table(self.tree, "plugins")
-
-    def line_of(self, *path: str) -> str:
-        """`FILE:LINE` of a key, or the file where it has no line of its own."""
-        line = tomltext.line_of(self.text, path)
-        return f"{self.path}:{line}" if line else self.path
 
 
 @dataclass(frozen=True)
@@ -116,7 +114,7 @@ class Loaded:
         """The last file that sets a key of the CRI plugin's table, or without `path` has that table."""
         for file in reversed(self.files):
             for name in dict.fromkeys((self.plugin, V3) if self.deep else (self.plugin,)):
-                if has(file.plugins, name, *path):
+                if file.get("plugins", name, *path) is not ABSENT:
                     return file
         return None
 
@@ -125,16 +123,6 @@ def table(tree: Mapping[str, Any], key: str) -> Table:
     """The table at `key`, empty where there is none."""
     found = tree.get(key)
     return found if isinstance(found, dict) else {}
-
-
-def has(tree: Mapping[str, Any], *path: str) -> bool:
-    """Whether a key is there."""
-    found: Any = tree
-    for key in path:
-        if not isinstance(found, dict) or key not in found:
-            return False
-        found = found[key]
-    return True
 
 
 def merged(under: Table, over: Table) -> Table:
@@ -173,12 +161,6 @@ def matches(pattern: str, name: str) -> bool:
         return False
 
 
-def engine_version(text: str | None) -> tuple[int, ...]:
-    """The version in what `containerd --version` prints; () where none is found."""
-    found = re.search(r"(?:^|\s)v?([0-9]{1,4})\.([0-9]{1,4})\.([0-9]{1,4})", text or "")
-    return tuple(int(part) for part in found.groups()) if found else ()
-
-
 def load(host: Host, path: str, engine: tuple[int, ...], instead: Mapping[str, str] | None = None) -> Loaded:
     """The main file and all that it imports. `instead`: texts that some files would have, there or not yet.
 
@@ -214,7 +196,7 @@ def load(host: Host, path: str, engine: tuple[int, ...], instead: Mapping[str, s
         versioned = next(file for file in reversed(loaded.files) if file.version)
         raise GpuhookError(
             "engine-config-invalid",
-            f"{versioned.line_of('version')}: version {loaded.version} is for containerd 2.0 and newer, and this is "
+            f"{versioned.place('version')}: version {loaded.version} is for containerd 2.0 and newer, and this is "
             f"{'.'.join(map(str, engine))}: it does not start, or takes no account of the tables",
             "write version = 2 and the tables' names of version 2, or update containerd",
         )
@@ -224,41 +206,23 @@ def load(host: Host, path: str, engine: tuple[int, ...], instead: Mapping[str, s
 
 def read(path: str, text: str) -> File:
     """One file, its keys' types checked as far as they matter here."""
-    tree = tomltext.parse(path, text)
-    version = tree.get("version", 0)
-    file = File(path, text, tree, version if isinstance(version, int) else 0)
-    if not isinstance(version, int) or isinstance(version, bool) or not 0 <= version <= NEWEST:
-        number = isinstance(version, int) and not isinstance(version, bool)
+    file = File(path, text, tomltext.parse(path, text))
+    if not 0 <= file.version <= NEWEST:
+        said = file.tree["version"]
+        number = isinstance(said, int) and not isinstance(said, bool)
         why = f"containerd knows 1 to {NEWEST}" if number else "containerd takes a whole number only, without quotes"
         raise GpuhookError(
             "engine-config-invalid",
-            f"{file.line_of('version')}: version is {shown(version) if isinstance(version, str) else version}: {why}",
+            f"{file.place('version')}: version is {shown(said) if isinstance(said, str) else said}: {why}",
             "write version = 2 for containerd 1.3 to 1.7, version = 3 for 2.0 and newer",
         )
-    for keys in (("plugins",), *(("plugins", name) for name in (V1, V2, V3))):
-        _typed(file, keys, dict, "a table")
-    for name in (V1, V2, V3):
-        _typed(file, ("plugins", name, "containerd"), dict, "a table")
-        _typed(file, ("plugins", name, "containerd", "runtimes"), dict, "a table")
+    for name in (V1, V2, V3):  # `get` refuses what is no table on its way
+        at = ("plugins", name, "containerd", "runtimes")
+        file.get(*at, "")
         for runtime in table(table(table(file.plugins, name), "containerd"), "runtimes"):
-            _typed(file, ("plugins", name, "containerd", "runtimes", runtime), dict, "a table")
-            _typed(file, ("plugins", name, "containerd", "runtimes", runtime, "options"), dict, "a table")
-    _typed(file, ("imports",), list, "a list")
+            file.get(*at, runtime, "options", "")
+    file.strings("imports")
     return file
-
-
-def _typed(file: File, path: tuple[str, ...], kind: type, what: str) -> None:
-    found: Any = file.tree
-    for key in path:
-        if not isinstance(found, dict) or key not in found:
-            return
-        found = found[key]
-    if not isinstance(found, kind):
-        raise GpuhookError(
-            "engine-config-invalid",
-            f"{file.line_of(*path)}: {'.'.join(path)} is a {type(found).__name__}, where containerd takes {what}",
-            "repair the file; nothing was changed",
-        )
 
 
 def is_imported(loaded: Loaded, path: str) -> bool:
@@ -272,8 +236,8 @@ def is_imported(loaded: Loaded, path: str) -> bool:
 
 def import_patterns(file: File, engine: tuple[int, ...]) -> Iterator[str]:
     """The imports of a file as absolute paths or patterns."""
-    for item in file.tree.get("imports", []):
-        if not isinstance(item, str) or not item:
+    for item in file.strings("imports") or ():
+        if not item:
             continue
         if isabs(item):
             yield normpath(item)
@@ -299,7 +263,7 @@ def _mixtures(loaded: Loaded) -> Iterator[str]:
 
 
 def _misplaced(loaded: Loaded, file: File, version: int, name: str) -> Iterator[str]:
-    where = f"{file.line_of('plugins', name)}: " + ("plugins.cri" if name == V1 else f'plugins."{name}"')
+    where = f"{file.place('plugins', name)}: " + ("plugins.cri" if name == V1 else f'plugins."{name}"')
     if name == V1 and version >= 2 and not loaded.deep:
         raise GpuhookError(
             "engine-config-invalid",

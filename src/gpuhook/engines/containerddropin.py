@@ -108,7 +108,7 @@ def _prove(after: Loaded, options: Options, path: str) -> None:
     mine = next(file for file in after.files if file.path == path)
     if hiding is None or hiding is mine:  # not seen to happen: the tables are ours and yet not as they were written
         hiding = after.files[-1]
-    where = hiding.line_of("plugins", after.plugin, *(keys if after.deep else ()))
+    where = hiding.place("plugins", after.plugin, *(keys if after.deep else ()))
     why = (
         f"it sets {'.'.join(keys)} too"
         if after.deep
@@ -118,7 +118,7 @@ def _prove(after: Loaded, options: Options, path: str) -> None:
     name = "zz-gpuhook.toml" if last < "zz-gpuhook.toml" else f"{splitext(last)[0]}-gpuhook.toml"
     raise GpuhookError(
         "engine-config-conflict",
-        f"{where} is merged after {mine.line_of('plugins', after.plugin)} and would hide gpuhook's values: {why}",
+        f"{where} is merged after {mine.place('plugins', after.plugin)} and would hide gpuhook's values: {why}",
         f"have gpuhook's file merged last: --drop-in {dirname(hiding.path)}/{name}",
     )
 

@@ -7,20 +7,22 @@ most likely use, and the others.
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from posixpath import basename, dirname, isabs
-from typing import Literal
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from posixpath import dirname, isabs
+from typing import Final, Literal
 
+from gpuhook.engines.containerdconfig import V1, V2, V3
 from gpuhook.engines.host import Host
 from gpuhook.engines.model import Options, Restart
-from gpuhook.errors import GpuhookError, shown
-
-MAIN = "/etc/containerd/config.toml"
-RANCHER = {"k3s": "/var/lib/rancher/k3s", "rke2": "/var/lib/rancher/rke2"}
-MICROK8S = "/var/snap/microk8s/current/args/containerd-template.toml"
-_DOCKERS = ("/run/docker/", "/var/run/docker/", "/var/snap/docker/")
+from gpuhook.errors import GpuhookError
 
 Kind = Literal["system", "rootless", "k3s", "rke2", "microk8s", "docker", "other"]
+
+MAIN = "/etc/containerd/config.toml"
+RANCHER: Final[dict[Kind, str]] = {"k3s": "/var/lib/rancher/k3s", "rke2": "/var/lib/rancher/rke2"}
+MICROK8S = "/var/snap/microk8s/current/args/containerd-template.toml"
+_DOCKERS = ("/run/docker/", "/var/run/docker/", "/var/snap/docker/")
 
 
 @dataclass(frozen=True)
@@ -36,9 +38,11 @@ class Place:
         """Where the file lies."""
         return dirname(self.config)
 
-    def describe(self) -> str:
-        """`k3s's /var/lib/...`."""
-        return self.config if self.kind in ("system", "other") else f"{self.config} ({self.kind})"
+
+def also(other: Place) -> str:
+    """That this host has this one too."""
+    kind = "" if other.kind in ("system", "other") else f" ({other.kind})"
+    return f"this host also has the containerd of {other.config}{kind}"
 
 
 def find(host: Host, options: Options) -> tuple[Place, tuple[Place, ...]]:
@@ -48,20 +52,11 @@ def find(host: Host, options: Options) -> tuple[Place, tuple[Place, ...]]:
     """
     running = {place.config: place for place in _running(host)}
     if options.config:
-        if not isabs(options.config):
-            raise GpuhookError(
-                "engine-option-unsupported",
-                f"--config {shown(options.config)} is no absolute path",
-                "write the whole path of containerd's configuration file",
-            )
         place = _of(options.config)
-        seen = running.get(place.config)
-        return (seen or place), ()
+        return running.get(place.config, place), ()
     if host.uid != 0:
         return _rootless(host), ()
-    places = {**running}
-    for place in _installed(host):
-        places.setdefault(place.config, place)
+    places = {place.config: place for place in _installed(host)} | running
     order = ("system", "other", "k3s", "rke2", "microk8s")
     usable = [place for place in places.values() if place.kind in order]
     usable.sort(key=lambda place: (cri_disabled(host, place), not place.pid, order.index(place.kind)))
@@ -73,13 +68,12 @@ def find(host: Host, options: Options) -> tuple[Place, tuple[Place, ...]]:
             + (f"; that of {private.config} is docker's own" if private else ""),
             "gpuhook configure docker" if private else "install containerd, or name its file: --config FILE",
         )
-    return usable[0], tuple(place for place in usable[1:])
+    return usable[0], tuple(usable[1:])
 
 
-def version_of(host: Host, place: Place) -> str | None:
-    """What the containerd of this place says about its version, where it can be asked."""
-    program = program_of(host, place)
-    return host.ask(program, "--version") if program else None
+def version_of(host: Host, place: Place) -> tuple[int, ...]:
+    """The version of the containerd of this place, () where it can't be asked."""
+    return host.version(program_of(host, place))
 
 
 def program_of(host: Host, place: Place) -> str:
@@ -96,15 +90,8 @@ def program_of(host: Host, place: Place) -> str:
 
 def cri_disabled(host: Host, place: Place) -> bool:
     """Whether the file switches the CRI plugin off, as the one in docker's packages does."""
-    try:
-        text = host.read(place.config) or ""
-    except GpuhookError:
-        return False
-    found = re.search(r"^\s*disabled_plugins\s*=\s*\[([^\]]*)\]", text, re.M)
-    return bool(
-        found
-        and re.search(r"[\"'](?:cri|io\.containerd\.grpc\.v1\.cri|io\.containerd\.cri\.v1\.runtime)[\"']", found[1])
-    )
+    found = re.search(r"^\s*disabled_plugins\s*=\s*\[([^\]]*)\]", host.text(place.config), re.M)
+    return bool(found and re.search(rf"[\"'](?:{V1}|{re.escape(V2)}|{re.escape(V3)})[\"']", found[1]))
 
 
 def restart(host: Host, place: Place) -> Restart:
@@ -140,7 +127,7 @@ def _of(config: str) -> Place:
     """What kind of file a path is; a file that is made of another stands for that."""
     for kind, directory in RANCHER.items():
         if config.startswith(f"{directory}/"):
-            return Place("k3s" if kind == "k3s" else "rke2", f"{dirname(config)}/config.toml")
+            return Place(kind, f"{dirname(config)}/config.toml")
     if dirname(config).endswith("/agent/etc/containerd"):  # with a --data-dir of its own
         return Place("rke2" if "rke2" in config else "k3s", f"{dirname(config)}/config.toml")
     if config.startswith("/var/snap/microk8s/"):
@@ -152,35 +139,14 @@ def _of(config: str) -> Place:
 
 def _running(host: Host) -> Iterator[Place]:
     """The containerds that run here, by their command lines."""
-    for path in host.glob("/proc/[0-9]*/cmdline"):
-        try:
-            with open(host.real(path), "rb") as file:
-                argv = file.read(16384).decode("utf-8", "replace").split("\0")
-        except OSError:
-            continue  # it has ended, or is another user's
-        if basename(argv[0]) != "containerd":
-            continue
-        pid = int(path.split("/")[2])
-        if _in_a_container(host, pid):
-            continue
+    for process in host.processes("containerd"):
         config = MAIN
-        for at, word in enumerate(argv[1:], 1):
+        for word, after in pairwise([*process.argv[1:], ""]):
             name, _, value = word.partition("=")
             if name in ("-c", "--config", "-config", "--c"):
-                config = value or next(iter(argv[at + 1 : at + 2]), "")
+                config = value or after
         if isabs(config):
-            place = _of(config)
-            yield Place(place.kind, place.config, pid)
-
-
-def _in_a_container(host: Host, pid: int) -> bool:
-    """Whether a process has an id in a pid namespace below ours: a node of kind or k3d has a containerd of its own."""
-    try:
-        with open(host.real(f"/proc/{pid}/status"), "rb") as file:
-            found = re.search(rb"^NSpid:(.*)$", file.read(65536), re.MULTILINE)
-    except OSError:
-        return False
-    return bool(found and len(found[1].split()) > 1)
+            yield replace(_of(config), pid=process.pid)
 
 
 def _installed(host: Host) -> Iterator[Place]:
@@ -188,7 +154,7 @@ def _installed(host: Host) -> Iterator[Place]:
         yield Place("system", MAIN)
     for kind, directory in RANCHER.items():
         if host.exists(f"{directory}/agent"):
-            yield Place("k3s" if kind == "k3s" else "rke2", f"{directory}/agent/etc/containerd/config.toml")
+            yield Place(kind, f"{directory}/agent/etc/containerd/config.toml")
     if host.exists(MICROK8S):
         yield Place("microk8s", MICROK8S)
 

@@ -134,7 +134,7 @@ def _default(loaded: Loaded, options: Options, top: tuple[str, ...]) -> Iterator
     for there, keys in ((cri, ("systemd_cgroup",)), (containerd, ("containerd", "no_pivot"))):
         if there.get(keys[-1]) is True and not loaded.deep:
             source = loaded.source(*keys)
-            where = source.line_of("plugins", loaded.plugin, *keys) if source else loaded.path
+            where = source.place("plugins", loaded.plugin, *keys) if source else loaded.path
             instead = "SystemdCgroup" if keys[-1] == "systemd_cgroup" else "NoPivotRoot"
             raise GpuhookError(
                 "engine-config-conflict",

@@ -49,7 +49,7 @@ def propose(host: Host, place: Place, options: Options) -> tuple[tuple[FileEdit,
 
 def load(host: Host, place: Place) -> Loaded:
     """The config.toml that was written at the last start, by the rules of the containerd that fits its version."""
-    engine = containerdconfig.engine_version(containerdplaces.version_of(host, place))
+    engine = containerdplaces.version_of(host, place)
     if not engine:
         text = host.read(place.config)
         file = containerdconfig.read(place.config, text) if text else None
@@ -61,10 +61,8 @@ def load(host: Host, place: Place) -> Loaded:
 
 def source(host: Host, place: Place, runtime: str) -> str | None:
     """The template or drop-in that has our runtime, from which the next start makes config.toml."""
-    for path in (*host.glob(f"{place.directory}/*.toml.tmpl"), *host.glob(f"{place.directory}/*.toml.d/*.toml")):
-        if runtime in (host.read(path) or ""):
-            return path
-    return None
+    paths = (*host.glob(f"{place.directory}/*.toml.tmpl"), *host.glob(f"{place.directory}/*.toml.d/*.toml"))
+    return next((path for path in paths if runtime in host.text(path)), None)
 
 
 def _generation(host: Host, place: Place, loaded: Loaded) -> int:

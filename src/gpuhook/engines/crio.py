@@ -9,7 +9,7 @@ import os
 import tomllib
 from collections.abc import Iterator
 
-from gpuhook.engines import hooksdir, layers
+from gpuhook.engines import findings, hooksdir, layers
 from gpuhook.engines.host import Host
 from gpuhook.engines.layers import Layer
 from gpuhook.engines.model import ABSENT, FileEdit, Finding, Options, Proposal, Restart, Set, Step, Value
@@ -32,7 +32,6 @@ _RESTART = Restart(("systemctl", "restart", "crio"), "systemctl restart crio (ru
 
 def propose(host: Host, options: Options) -> Proposal:
     """The drop-in file for the runtime, or the file of the hooks directory. GpuhookError `engine-...`."""
-    layers.absolute(options)
     main, paths = _paths(host, options)
     if not options.config and not (host.which("crio") or host.exists(os.path.dirname(MAIN))):
         raise GpuhookError(
@@ -163,7 +162,7 @@ def _default_path(host: Host, found: tuple[Layer, ...]) -> str:
     """The program of the default runtime; empty where that can't be said."""
     name = _default_name(found)
     path = _tables(found).get(name, {}).get("runtime_path")
-    return layers.find(host, str(path or name))
+    return host.find(str(path or name))
 
 
 def _hook_folders(found: tuple[Layer, ...]) -> tuple[str, ...]:
@@ -180,39 +179,33 @@ def check(host: Host, options: Options) -> tuple[Finding, ...]:
     try:
         main, paths = _paths(host, options)
         found = layers.read(host, paths)
-        names = _ours(options, _tables(found))
+        tables = _tables(found)
+        names = tuple(sorted(name for name, table in tables.items() if table.get("runtime_path") == options.runtime))
         folders = _hook_folders(found)
         default = _default_name(found)
         theirs = _default_path(host, tuple(layer for layer in found if layer.path != _target(options, main)))
     except GpuhookError as error:
-        return (Finding("problem", "engine-config", error.message, error.hint),)
+        return (Finding("problem", "configuration", error.message, error.hint),)
     hooked = hooksdir.present(host, options, folders)
-    findings = [_files(main, found), *_registered(options, found, names, hooked)]
+    said = [
+        findings.files("CRI-O", f"neither {main} nor a file below {main}.d is there", [layer.path for layer in found])
+    ]
+    said += [*_registered(options, found, names, hooked)]
     if names:
-        findings += layers.programs(host, options)
-        findings.append(_default(names, default))
+        said += findings.program(host, options.runtime, f"runtime {names[0]} is")
+        said.append(_default(names, default))
         sentence, hint = layers.other_low_level(host, options, "CRI-O", theirs)
-        findings += [Finding("warning", "low-level", sentence, hint)] if sentence else []
-        findings += _in_force(host, names)
-    findings += hooksdir.check(host, options, folders, registered=bool(names))
-    return tuple(findings)
-
-
-def _ours(options: Options, tables: dict[str, dict[str, Value]]) -> tuple[str, ...]:
-    return tuple(sorted(name for name, table in tables.items() if table.get("runtime_path") == options.runtime))
-
-
-def _files(main: str, found: tuple[Layer, ...]) -> Finding:
-    if not found:
-        return Finding("note", "engine-config", f"neither {main} nor a file below {main}.d is there")
-    return Finding("ok", "engine-config", f"CRI-O reads {', '.join(layer.path for layer in found)}")
+        said += [Finding("warning", "low-level", sentence, hint)] if sentence else []
+        said += _in_force(host, names)
+    said += hooksdir.check(host, options, folders, registered=bool(names))
+    return tuple(said)
 
 
 def _registered(options: Options, found: tuple[Layer, ...], names: tuple[str, ...], hooked: bool) -> Iterator[Finding]:
     for name in names:
         layer = [layer for layer in found if layer.get(*_RUNTIMES, name) is not ABSENT][-1]
         place = layer.place(*_RUNTIMES, name, "runtime_path")
-        yield Finding("ok", "runtime-registered", f"runtime {name} is {options.runtime} ({place})")
+        yield Finding("ok", "runtime", f"runtime {name} is {options.runtime} ({place})")
     shadowed = False
     for layer in found:
         runtimes = layer.get(*_RUNTIMES)
@@ -221,10 +214,10 @@ def _registered(options: Options, found: tuple[Layer, ...], names: tuple[str, ..
                 shadowed = True
                 last = [other for other in found if other.get(*_RUNTIMES, name) is not ABSENT][-1]
                 text = f"{layer.place(*_RUNTIMES, name)} is replaced by {last.place(*_RUNTIMES, name)}, read after it"
-                yield Finding("problem", "runtime-shadowed", text, "remove the later table, or configure again")
+                yield Finding("problem", "conflict", text, "remove the later table, or configure again")
     if not names and not shadowed and not hooked:
         hint = "run gpuhook configure crio"
-        yield Finding("problem", "runtime-registered", f"no runtime of CRI-O is {options.runtime}", hint)
+        yield Finding("problem", "runtime", f"no runtime of CRI-O is {options.runtime}", hint)
 
 
 def _default(names: tuple[str, ...], default: str) -> Finding:
@@ -244,6 +237,6 @@ def _in_force(host: Host, names: tuple[str, ...]) -> Iterator[Finding]:
     missing = [name for name in names if name not in runtimes]
     if runtimes and missing:
         text = f"the running CRI-O does not know {', '.join(missing)}"
-        yield Finding("warning", "engine-running", text, _RESTART.sentence)
+        yield Finding("warning", "running", text, _RESTART.sentence)
     elif runtimes:
-        yield Finding("ok", "engine-running", f"the running CRI-O knows {', '.join(names)}")
+        yield Finding("ok", "running", f"the running CRI-O knows {', '.join(names)}")

@@ -7,18 +7,19 @@ that `runtimes` or `default-runtime` is gone from the file, and 20.10 crashes in
 default: what was configured is taken back by a start.
 """
 
-import re
 from typing import Any
 
-from gpuhook.engines import dockercheck, dockerd
+from gpuhook.engines import dockerd
+from gpuhook.engines.dockercheck import CDI_SINCE, check
 from gpuhook.engines.dockerconfig import at, load, runtimes
 from gpuhook.engines.dockerd import Place
 from gpuhook.engines.host import Host
-from gpuhook.engines.model import FileEdit, Finding, Options, Proposal, Set, Step
+from gpuhook.engines.model import FileEdit, Options, Proposal, Set, Step
 from gpuhook.errors import GpuhookError, shown
 
-_RESERVED = ("runc", "io.containerd.")  # dockerd's own; a name that begins with the second is a containerd shim's
-_CDI_SINCE, _CDI_ALWAYS_SINCE = (25, 0), (28, 3)  # Docker's release notes
+__all__ = ["check", "propose"]
+
+_CDI_ALWAYS_SINCE = (28, 3)  # Docker's release notes
 
 
 def propose(host: Host, options: Options) -> Proposal:
@@ -36,9 +37,10 @@ def propose(host: Host, options: Options) -> Proposal:
     if options.cdi:
         steps.append(Set(("features", "cdi"), True))
     _refuse_conflicts(place, text, document, steps)
-    notes = (*place.notes, *dockerd.context_notes(host, place), *_kind_notes(place), *_notes(document, options))
+    snap = ("; ".join(dockerd.SNAP_REFUSES),) if place.kind == "snap" else ()
+    notes = (*place.notes, *dockerd.context_notes(host, place), *snap, *_notes(document, options))
     if options.cdi:
-        notes += _cdi_notes(dockerd.version(host))
+        notes += _cdi_notes(host.version("dockerd"))
     return Proposal(
         "docker",
         (FileEdit(place.path, "json", tuple(steps)),),
@@ -46,11 +48,6 @@ def propose(host: Host, options: Options) -> Proposal:
         notes,
         undo_restart=dockerd.undo_restart(host, place, document),
     )
-
-
-def check(host: Host, options: Options) -> tuple[Finding, ...]:
-    """Would a GPU container work through this host's dockerd. GpuhookError `engine-not-found` where there is none."""
-    return dockercheck.check(host, options)
 
 
 def _supported(options: Options) -> None:
@@ -67,17 +64,11 @@ def _supported(options: Options) -> None:
             "leave --hook out",
         )
     name = options.runtime_name
-    if name.startswith(_RESERVED[1]) or name == _RESERVED[0]:
+    if name == "runc" or name.startswith("io.containerd."):  # the second is that of containerd's shims
         raise GpuhookError(
             "engine-option-unsupported",
             f"dockerd reserves the runtime name {shown(name)} for itself",
             "name another one: --runtime-name gpuhook",
-        )
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", name):
-        raise GpuhookError(
-            "engine-option-unsupported",
-            f"{shown(name)} can't be the name of a runtime",
-            "a name has letters, digits and . _ - alone, and begins with a letter or digit: --runtime-name gpuhook",
         )
 
 
@@ -107,20 +98,11 @@ def _notes(document: dict[str, Any], options: Options) -> tuple[str, ...]:
     return notes
 
 
-def _kind_notes(place: Place) -> tuple[str, ...]:
-    if place.kind != "snap":
-        return ()
-    return (
-        "docker is a snap here: its confinement lets dockerd run no program from outside of the snap, so containers "
-        "with this runtime will not start; install Docker's or the distribution's package instead",
-    )
-
-
-def _cdi_notes(version: tuple[int, int] | None) -> tuple[str, ...]:
-    if version is None:
+def _cdi_notes(version: tuple[int, ...]) -> tuple[str, ...]:
+    if not version:
         return ("dockerd knows CDI since version 25.0; which version this host's has can't be told",)
-    text = f"{version[0]}.{version[1]}"
-    if version < _CDI_SINCE:
+    text = ".".join(map(str, version[:2]))
+    if version < CDI_SINCE:
         return (f"this host's dockerd {text} has no CDI and ignores `features.cdi`; 25.0 is the first that has it",)
     if version >= _CDI_ALWAYS_SINCE:
         return (f"this host's dockerd {text} has CDI on without `features.cdi`",)
@@ -128,16 +110,11 @@ def _cdi_notes(version: tuple[int, int] | None) -> tuple[str, ...]:
 
 
 def _refuse_conflicts(place: Place, text: str, document: dict[str, Any], steps: list[Step]) -> None:
-    """dockerd does not start with a key both in its file and on its command line (but for `runtimes`: those add up)."""
-    for key, flag in (("default-runtime", "default-runtime"), ("features", "feature")):
-        if not any(step.path[0] == key for step in steps):
-            continue
-        for daemon in place.daemons:
-            value = daemon.flag(flag)
-            if value:
-                raise GpuhookError(
-                    "engine-config-conflict",
-                    f"`{key}` would be set by {at(place.path, text, (key,) if key in document else ())} and is set by "
-                    f"--{flag} {shown(value)} on the command line of {daemon.source}: dockerd does not start with both",
-                    f"take --{flag} off that command line, start dockerd anew and run this again",
-                )
+    for key, flag, daemon in dockerd.twice(place, [step.path[0] for step in steps]):
+        raise GpuhookError(
+            "engine-config-conflict",
+            f"`{key}` would be set by {at(place.path, text, (key,) if key in document else ())} and is set by "
+            f"--{flag} {shown(daemon.flag(flag))} on the command line of {daemon.source}: dockerd does not start with "
+            "both",
+            f"take --{flag} off that command line, start dockerd anew and run this again",
+        )

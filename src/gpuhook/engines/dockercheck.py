@@ -6,15 +6,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from gpuhook.engines import dockerd
+from gpuhook.engines import dockerd, findings
 from gpuhook.engines.dockerconfig import at, load, runtimes
 from gpuhook.engines.dockerd import Place
 from gpuhook.engines.host import Host
 from gpuhook.engines.model import Finding, Options
 from gpuhook.errors import GpuhookError, shown
 
+_USERNS = Finding(
+    "note",
+    "userns-remap",
+    "containers run in user namespaces (userns-remap): they open the host's device nodes as another user",
+    "the nodes below /dev/nvidia* must be open to everybody (mode 0666)",
+)
 _CONFIGURE = "gpuhook configure docker"
-_CDI_SINCE = (25, 0)  # Docker's release notes
+CDI_SINCE = (25, 0)  # Docker's release notes
 
 
 @dataclass(frozen=True)
@@ -46,49 +52,36 @@ class _View:
 
 def check(host: Host, options: Options) -> tuple[Finding, ...]:
     """The findings. GpuhookError `engine-not-found` where no docker is here."""
+    return tuple(_check(host, options))
+
+
+def _check(host: Host, options: Options) -> Iterator[Finding]:
     place = dockerd.find(host, options.config)
-    findings = [Finding("note", "docker", note) for note in place.notes]
-    findings += _context(host, place)
+    for note in place.notes:
+        yield Finding("note", "others", note)
+    for note in dockerd.context_notes(host, place):
+        yield Finding("problem", "context", note, "docker context use default\nunset DOCKER_HOST DOCKER_CONTEXT")
     if place.kind == "snap":
-        text = "docker is a snap here: its confinement lets dockerd run no program from outside of the snap"
-        findings.append(Finding("problem", "snap", text, "install Docker's or the distribution's package instead"))
+        yield Finding("problem", "snap", *dockerd.SNAP_REFUSES)
     try:
         document, text = load(host, place.path)
     except GpuhookError as error:
-        return (*findings, Finding("problem", "config-file", error.message, error.hint))
-    findings.append(_file(host, place))
-    findings += _command_line(place, text, document)
+        yield Finding("problem", "configuration", error.message, error.hint)
+        return
+    paths = [place.path] if host.exists(place.path) else []
+    yield findings.files("dockerd", f"{place.path} is not there: dockerd has its command line alone", paths)
     known = _known(place, document)
     ours = tuple(name for name, entry in known.items() if _is_ours(host, _path(entry), options))
     view = _View(host, options, place, text, document, known, ours)
-    for part in (_registered, _default, _running, _others):
-        findings += part(view)
-    return tuple(findings)
+    for part in (_command_line, _registered, _default, _running, _others):
+        yield from part(view)
 
 
-def _context(host: Host, place: Place) -> Iterator[Finding]:
-    for note in dockerd.context_notes(host, place):
-        yield Finding("problem", "context", note, "docker context use default\nunset DOCKER_HOST DOCKER_CONTEXT")
-
-
-def _file(host: Host, place: Place) -> Finding:
-    if host.exists(place.path):
-        return Finding("ok", "config-file", f"{place.path} can be read, and its keys have the types that dockerd wants")
-    return Finding("note", "config-file", f"{place.path} is not there: dockerd has its command line alone")
-
-
-def _command_line(place: Place, text: str, document: dict[str, Any]) -> Iterator[Finding]:
+def _command_line(view: _View) -> Iterator[Finding]:
     """Keys that dockerd finds twice: it does not start then, in whatever state it runs now."""
-    for key, flag in (("default-runtime", "default-runtime"), ("features", "feature")):
-        for daemon in place.daemons:
-            if key in document and daemon.flag(flag):
-                yield Finding(
-                    "problem",
-                    "command-line",
-                    f"dockerd does not start: `{key}` is set by {at(place.path, text, (key,))} and by --{flag} "
-                    f"{shown(daemon.flag(flag))} of {daemon.source}",
-                    f"take --{flag} off that command line",
-                )
+    for key, flag, daemon in dockerd.twice(view.place, view.document):
+        what = f"dockerd does not start: `{key}` is set by {view.at(key)} and by --{flag} {shown(daemon.flag(flag))}"
+        yield Finding("problem", "conflict", f"{what} of {daemon.source}", f"take --{flag} off that command line")
 
 
 def _known(place: Place, document: dict[str, Any]) -> dict[str, Any]:
@@ -104,9 +97,7 @@ def _path(entry: object) -> str:
 
 def _is_ours(host: Host, path: str, options: Options) -> bool:
     """Whether a runtime's program is gpuhook's: the one of this installation, or one of that name."""
-    if os.path.basename(path) == "gpuhook-runtime":
-        return True
-    return bool(path) and dockerd.same_file(host, path, options.runtime)
+    return os.path.basename(path) == "gpuhook-runtime" or (bool(path) and host.same(path, options.runtime))
 
 
 def _registered(view: _View) -> Iterator[Finding]:
@@ -127,24 +118,12 @@ def _registered(view: _View) -> Iterator[Finding]:
         return
     for own in view.ours:
         path = _path(view.known[own])
-        yield _program(view.host, view.at("runtimes", own), own, path)
-        if not dockerd.same_file(view.host, path, view.options.runtime) and os.path.isabs(path):
-            what = f"the runtime {shown(own)} is another installation's gpuhook, {path}"
-            what += f"; this one's is {view.options.runtime}"
+        entry = f"the runtime {shown(own)} is"
+        wrong = tuple(findings.program(view.host, path, f"{view.at('runtimes', own)}: {entry}"))
+        yield from wrong or (Finding("ok", "runtime", f"{entry} gpuhook's, {path}"),)
+        if not view.host.same(path, view.options.runtime) and os.path.isabs(path):
+            what = f"{entry} another installation's gpuhook, {path}; this one's is {view.options.runtime}"
             yield Finding("warning", "runtime", what, f"{_CONFIGURE} --runtime-name {own}")
-
-
-def _program(host: Host, where: str, name: str, path: str) -> Finding:
-    """Whether dockerd can start a runtime's program; one without a folder is looked up in PATH."""
-    real = host.real(path) if "/" in path else host.which(path) or ""
-    hint = f"install gpuhook, or: {_CONFIGURE} --runtime-name {name}"
-    if not os.path.exists(real):
-        what = "is not there" if "/" in path else "is not in PATH"
-        return Finding("problem", "runtime", f"{where}: the runtime {shown(name)} is {path}, which {what}", hint)
-    if os.path.isdir(real) or not os.access(real, os.X_OK):
-        what = f"{where}: the runtime {shown(name)} is {path}, which is no program that can be executed"
-        return Finding("problem", "runtime", what, hint)
-    return Finding("ok", "runtime", f"the runtime {shown(name)} is gpuhook's, {path}")
 
 
 def _default(view: _View) -> Iterator[Finding]:
@@ -165,7 +144,7 @@ def _running(view: _View) -> Iterator[Finding]:
     """Whether the dockerd that runs has read its file since it was changed."""
     host, place = view.host, view.place
     if host.which("docker") is None:
-        yield Finding("warning", "daemon", "there is no docker command in PATH: the running dockerd can't be asked")
+        yield Finding("warning", "running", "there is no docker command in PATH: the running dockerd can't be asked")
         return
     address = next(iter(dockerd.sockets(host, place)))
     answer = host.ask("docker", "--host", address, "info", "--format", "{{json .}}")
@@ -175,11 +154,11 @@ def _running(view: _View) -> Iterator[Finding]:
         info = {}
     if not isinstance(info, dict) or not info.get("ServerVersion"):
         what = f"dockerd does not answer at {address}: what it knows can't be told"
-        yield Finding("warning", "daemon", what, f"docker --host {address} info" if place.pid else view.restart())
+        yield Finding("warning", "running", what, f"docker --host {address} info" if place.pid else view.restart())
         return
     if "Docker Desktop" in str(info.get("OperatingSystem")):
         what = "the daemon that answers is Docker Desktop's, in a virtual machine: it reads none of this host's files"
-        yield Finding("problem", "daemon", what, "use a dockerd of this host: docker context use default")
+        yield Finding("problem", "running", what, "use a dockerd of this host: docker context use default")
         return
     yield from _stale(view, info)
     yield from _settings(info)
@@ -193,9 +172,9 @@ def _stale(view: _View, info: dict[str, Any]) -> Iterator[Finding]:
     hint = view.restart()
     for name in missing:
         what = f"the running dockerd {version} does not know the runtime {shown(name)} as {_path(view.known[name])}"
-        yield Finding("problem", "daemon", f"{what}: it has not read {view.place.path} since", hint)
+        yield Finding("problem", "running", f"{what}: it has not read {view.place.path} since", hint)
     if view.ours and not missing:
-        yield Finding("ok", "daemon", f"the running dockerd {version} knows the runtime {shown(view.ours[0])}")
+        yield Finding("ok", "running", f"the running dockerd {version} knows the runtime {shown(view.ours[0])}")
     wanted, default = view.default, info.get("DefaultRuntime") or "runc"
     if wanted != default:
         what = f"the running dockerd's default runtime is {shown(default)}, and is {shown(wanted)} after its next start"
@@ -204,7 +183,7 @@ def _stale(view: _View, info: dict[str, Any]) -> Iterator[Finding]:
         why = "" if "default-runtime" in view.document else "the default runtime goes back to runc"
         yield Finding(level, "default-runtime", what, view.restart(why))
     cdi = (view.document.get("features") or {}).get("cdi")
-    if cdi and _version(info) < _CDI_SINCE:
+    if cdi and _version(info) < CDI_SINCE:
         what = f"`features.cdi` does nothing in dockerd {version}: 25.0 is the first that has CDI"
         yield Finding("warning", "cdi", what, "use the runtime, or a newer docker")
     elif cdi and not info.get("CDISpecDirs"):
@@ -221,13 +200,10 @@ def _settings(info: dict[str, Any]) -> Iterator[Finding]:
     """What else of the daemon bears on GPUs."""
     security = info.get("SecurityOptions")
     if isinstance(security, list) and "name=userns" in security:
-        what = "containers run in user namespaces (userns-remap): they open the host's device nodes as another user"
-        yield Finding(
-            "note", "userns-remap", what, "the nodes below /dev/nvidia* must be open to everybody (mode 0666)"
-        )
+        yield _USERNS
     if info.get("CgroupDriver") == "systemd":
-        what = "the cgroups are systemd's; gpuhook's devices are in the container's specification"
-        yield Finding("ok", "cgroup-driver", f"{what}, so `systemctl daemon-reload` leaves them there")
+        what = "the cgroups are systemd's: after `systemctl daemon-reload` it applies the rules of the container's spec"
+        yield Finding("ok", "cgroup-driver", what)
     if info.get("CgroupDriver") == "none":
         what = "dockerd makes no cgroups (rootless, cgroup v1): no rule keeps a container from devices it can open"
         yield Finding("note", "cgroup-driver", what)
@@ -237,17 +213,12 @@ def _others(view: _View) -> Iterator[Finding]:
     for name, entry in view.known.items():
         if name not in view.ours and os.path.basename(_path(entry)).startswith("nvidia-container-runtime"):
             what = f"the runtime {shown(name)} is NVIDIA's, {_path(entry)}: containers that name it bypass gpuhook"
-            yield Finding("note", "nvidia", what, f"{_CONFIGURE} --runtime-name {name}")
+            yield Finding("note", "toolkit-runtime", what, f"{_CONFIGURE} --runtime-name {name}")
     for name, entry in runtimes(view.document).items():
         path, shim, more = ((entry or {}).get(key) for key in ("path", "runtimeType", "options"))
         if bool(path) == bool(shim) or (path and more):
-            what = (
-                f"{view.at('runtimes', name)}: dockerd 23.0 and newer do not start: the runtime {shown(name)} must have"
-            )
+            what = f"{view.at('runtimes', name)}: dockerd 23.0 and newer do not start: {shown(name)} must have"
             hint = f"{_CONFIGURE} --runtime-name {name}" if name in view.ours else "correct that entry, or take it out"
             yield Finding("warning", "runtime", f"{what} a `path`, or a `runtimeType` and its `options`", hint)
     if view.document.get("userns-remap") and not view.place.pid:
-        what = "`userns-remap` is set: containers open the host's device nodes as another user"
-        yield Finding(
-            "note", "userns-remap", what, "the nodes below /dev/nvidia* must be open to everybody (mode 0666)"
-        )
+        yield _USERNS

@@ -7,6 +7,7 @@ A host may have Docker's or a distribution's dockerd, the snap's, and one per us
 import os
 import re
 import shlex
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
@@ -17,6 +18,10 @@ from gpuhook.errors import GpuhookError, shown
 
 Kind = Literal["system", "rootless", "snap"]
 
+SNAP_REFUSES = (
+    "docker is a snap here: its confinement lets dockerd run no program from outside of the snap",
+    "install Docker's or the distribution's package instead",
+)
 SYSTEM_CONFIG = "/etc/docker/daemon.json"
 # The snap starts dockerd with --config-file below its data folder, /var/snap/docker/REVISION; `current` links to it.
 SNAP_CONFIG = "/var/snap/docker/current/config/daemon.json"
@@ -74,7 +79,7 @@ def find(host: Host, config: str) -> Place:
     mine = tuple(daemon for daemon in daemons if daemon.uid == host.uid)
     unit = _unit(host)
     if config:
-        readers = tuple(d for d in (*mine, *unit) if same_file(host, _reads(host, d), config))
+        readers = tuple(d for d in (*mine, *unit) if host.same(_reads(host, d), config))
         kind: Kind = readers[0].kind if readers else _kind_of(host, config)
         others = () if any(d.pid for d in readers) else mine
         return Place(config, kind, readers, tuple(f"{d.source} reads {_reads(host, d)}, not {config}" for d in others))
@@ -135,7 +140,7 @@ def _rootless(host: Host, mine: _Daemons, unit: _Daemons, everybody: _Daemons) -
 def _place(host: Host, kind: Kind, daemons: _Daemons, usual: str) -> Place:
     """The file of the first daemon, and who reads it too; processes come before the unit."""
     path = _reads(host, daemons[0]) if daemons else usual
-    readers = tuple(d for d in daemons if same_file(host, _reads(host, d), path))
+    readers = tuple(d for d in daemons if host.same(_reads(host, d), path))
     others = (d for d in daemons if d not in readers)
     notes = tuple(f"{d.source} reads another file than {path}: for it: --config {_reads(host, d)}" for d in others)
     return Place(path, kind, readers, notes)
@@ -153,11 +158,6 @@ def _kind_of(host: Host, path: str) -> Kind:
     return "system" if host.uid == 0 else "rootless"
 
 
-def same_file(host: Host, one: str, other: str) -> bool:
-    """Whether two paths lead to the same file, by whatever links."""
-    return one == other or os.path.realpath(host.real(one)) == os.path.realpath(host.real(other))
-
-
 def _program(host: Host) -> bool:
     """Whether a dockerd is installed that is no snap's."""
     found = host.which("dockerd")
@@ -167,43 +167,28 @@ def _program(host: Host) -> bool:
 def running(host: Host) -> tuple[Daemon, ...]:
     """The dockerds of this host, those in containers left out."""
     found = []
-    for path in host.glob("/proc/[0-9]*/cmdline"):
-        folder = path[: -len("/cmdline")]
-        argv = [os.fsdecode(word) for word in _proc(host, path).split(b"\0")[:-1]]
-        if not argv or os.path.basename(argv[0]) != "dockerd":
+    for process in host.processes("dockerd"):
+        if process.uid < 0:  # it has ended
             continue
-        status = dict(re.findall(rb"^(Uid|NSpid):\s*(.*)$", _proc(host, f"{folder}/status"), re.MULTILINE))
-        # A process in a pid namespace below ours has one id for each: it is a container's own dockerd.
-        if len(status.get(b"NSpid", b"").split()) > 1 or b"Uid" not in status:
-            continue
-        uid, pid = int(status[b"Uid"].split()[0]), int(os.path.basename(folder))
-        kind: Kind = "rootless" if uid else "system"
-        if any(f"{word}/".find("/snap/docker/") >= 0 for word in argv):
+        kind: Kind = "rootless" if process.uid else "system"
+        if any("/snap/docker/" in f"{word}/" for word in process.argv):
             kind = "snap"
-        flags = tuple((name, _absolute(host, folder, name, value)) for name, value in _flags(argv))
-        found.append(Daemon(kind, uid, f"the running dockerd (pid {pid})", flags, pid))
-    return tuple(sorted(found, key=lambda daemon: daemon.pid))
+        flags = tuple((name, _absolute(host, process.pid, name, value)) for name, value in _flags(process.argv))
+        found.append(Daemon(kind, process.uid, f"the running dockerd (pid {process.pid})", flags, process.pid))
+    return tuple(found)
 
 
-def _absolute(host: Host, folder: str, name: str, value: str) -> str:
+def _absolute(host: Host, pid: int, name: str, value: str) -> str:
     """A flag's value; a file's path is relative to where the process is."""
     if name != "config-file" or os.path.isabs(value):
         return value
     try:
-        return os.path.normpath(os.path.join(os.readlink(host.real(f"{folder}/cwd")), value))
+        return os.path.normpath(os.path.join(os.readlink(host.real(f"/proc/{pid}/cwd")), value))
     except OSError:
         return ""
 
 
-def _proc(host: Host, path: str) -> bytes:
-    """A file of /proc; a process may end while it is read, or be another user's."""
-    try:
-        return host.read_bytes(path) or b""
-    except (GpuhookError, OSError):
-        return b""
-
-
-def _flags(argv: list[str]) -> tuple[tuple[str, str], ...]:
+def _flags(argv: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """The values of _FLAGS in a command line: `--name value` or `--name=value`."""
     found = []
     for word, after in pairwise([*argv[1:], ""]):
@@ -246,11 +231,7 @@ def _unit(host: Host) -> tuple[Daemon, ...]:
 
 
 def _environment_file(host: Host, path: str) -> dict[str, str]:
-    try:
-        text = host.read(path) or ""
-    except GpuhookError:
-        return {}
-    lines = (line.strip() for line in text.split("\n"))
+    lines = (line.strip() for line in host.text(path).split("\n"))
     pairs = (line.partition("=") for line in lines if "=" in line and not line.startswith(("#", ";")))
     return {key.strip(): value.strip().strip("'\"") for key, _, value in pairs}
 
@@ -275,6 +256,15 @@ def _expanded(command: str, variables: dict[str, str]) -> list[str]:
         else:
             argv.append(re.sub(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}", lambda m: variables.get(m[1], ""), word))
     return argv
+
+
+def twice(place: Place, document: Container[str]) -> Iterator[tuple[str, str, Daemon]]:
+    """The keys of a document that a command line sets too, each with the flag: dockerd does not start with both. But
+    for `runtimes`: those add up."""
+    for key, flag in (("default-runtime", "default-runtime"), ("features", "feature")):
+        for daemon in place.daemons:
+            if key in document and daemon.flag(flag):
+                yield key, flag, daemon
 
 
 def sockets(host: Host, place: Place) -> tuple[str, ...]:
@@ -312,12 +302,6 @@ def context_notes(host: Host, place: Place) -> tuple[str, ...]:
     return (
         f"{what} is {shown(value)}: the docker command talks to another daemon than the one that reads {place.path}",
     )
-
-
-def version(host: Host) -> tuple[int, int] | None:
-    """Major and minor version of the dockerd in PATH, None where it can't be told."""
-    match = re.search(r"version (\d{1,4})\.(\d{1,4})", host.ask("dockerd", "--version") or "", re.ASCII)
-    return (int(match[1]), int(match[2])) if match else None
 
 
 def restart(host: Host, place: Place, document: dict[str, Any], why: str) -> Restart:
@@ -358,7 +342,7 @@ def _start_command(host: Host, place: Place, verb: str) -> tuple[str, ...]:
         return ("snap", "restart", "docker")
     if _has_unit(host, place):
         return ("systemctl", *(("--user",) if place.kind == "rootless" else ()), verb, "docker")
-    service = same_file(host, place.path, SYSTEM_CONFIG) and host.exists("/etc/init.d/docker")
+    service = host.same(place.path, SYSTEM_CONFIG) and host.exists("/etc/init.d/docker")
     return ("service", "docker", "restart") if service and host.which("service") else ()
 
 

@@ -90,20 +90,20 @@ def check(host: Host, options: Options, folders: Sequence[str], *, registered: b
         name = os.path.basename(_path(document))
         if isinstance(document, GpuhookError):
             hint = f"no container starts as long as it is there; {document.hint}"
-            yield Finding("problem", "hooks-file", document.message, hint)
+            yield Finding("problem", "hook-file", document.message, hint)
         elif name == os.path.basename(options.hook):
             yield from _ours(host, options, path, document)
             if registered:
                 text = f"{path} and the runtime are both configured: the runtime puts its own hook in the place of this"
-                yield Finding("note", "hook-and-runtime", text)
+                yield Finding("note", "hook-file", text)
         elif name in _NVIDIA:
             level, what = ("note", "") if registered else ("warning", ", and so does gpuhook where it has its hook")
             text = f"{path} calls NVIDIA's hook for each container it matches{what}"
             hint = "remove it, unless containers without gpuhook's runtime need it"
-            yield Finding("note" if level == "note" else "warning", "foreign-hook", text, hint)
+            yield Finding("note" if level == "note" else "warning", "toolkit-hook", text, hint)
         elif not host.exists(_path(document)):
             text = f"{path} calls {shown(_path(document))}, which is not there: engines skip the file"
-            yield Finding("note", "hooks-file", text, "remove the file")
+            yield Finding("note", "hook-file", text, "remove the file")
 
 
 def present(host: Host, options: Options, folders: Sequence[str]) -> bool:
@@ -115,7 +115,7 @@ def _ours(host: Host, options: Options, path: str, document: Value) -> Iterator[
     hook = document["hook"] if isinstance(document["hook"], dict) else {"path": document["hook"]}
     again = "write it anew: gpuhook configure, with --hook"
     settings = layers.settings(host, options)
-    if not layers.runnable(host, hook["path"]):
+    if not host.runnable(hook["path"]):
         text = f"{path} calls {hook['path']}, which is no program: engines skip the file, and no container gets a GPU"
         yield Finding("problem", "hook-program", text, "install gpuhook, or remove the file")
     elif not hook.get("env"):

@@ -7,11 +7,12 @@ import errno
 import glob
 import os
 import pwd
+import re
 import select
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from gpuhook.errors import GpuhookError, shown
@@ -19,6 +20,16 @@ from gpuhook.errors import GpuhookError, shown
 _DEADLINE = 10.0  # seconds for a program that is asked something; a hung daemon must not hang us
 _LIMIT = 4 << 20  # bytes; no engine's configuration comes near
 _MOST = 16 << 20  # bytes of what a program says; a `docker info` has kilobytes
+_PLACES = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")  # as in shim.py
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process of a program. `uid` is -1 where /proc does not say."""
+
+    pid: int
+    uid: int
+    argv: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -103,6 +114,41 @@ class Host:
             raise _unreadable(path, "it is larger than 4 MiB", "name the engine's configuration file: --config FILE")
         return data
 
+    def text(self, path: str) -> str:
+        """A file that is looked at beside the matter: empty where it can't be read, whatever its encoding."""
+        try:
+            return (self.read_bytes(path) or b"").decode("utf-8", "surrogateescape")
+        except GpuhookError:
+            return ""
+
+    def same(self, one: str, other: str) -> bool:
+        """Whether two paths lead to the same file, there or not, by whatever links."""
+        real = [os.path.realpath(self.real(path)) for path in (one, other)]
+        return real[0] == real[1] or (all(map(os.path.exists, real)) and os.path.samefile(*real))
+
+    def runnable(self, path: str) -> bool:
+        """Whether `path` is a program."""
+        real = self.real(path)
+        return os.path.isfile(real) and os.access(real, os.X_OK)
+
+    def find(self, name: str, but: str = "") -> str:
+        """Where a program is: as a path, or in PATH and the usual places; empty where it is not. Never `but`."""
+        folders = [part for part in self.environ.get("PATH", "").split(":") if part.startswith("/")]
+        for path in [name] if "/" in name else [f"{folder}/{name}" for folder in (*folders, *_PLACES) if name]:
+            if self.runnable(path) and not (but and self.same(path, but)):
+                return path
+        return ""
+
+    def processes(self, program: str) -> Iterator[Process]:
+        """The processes of a program, by their ids. One in a pid namespace below ours is a container's own."""
+        for path in sorted(self.glob("/proc/[0-9]*/cmdline"), key=lambda path: int(path.split("/")[2])):
+            argv = tuple(self.text(path).split("\0")[:-1])
+            if not argv or os.path.basename(argv[0]) != program:
+                continue
+            status = dict(re.findall(r"^(Uid|NSpid):(.*)$", self.text(f"{path[:-8]}/status"), re.MULTILINE))
+            if len(status.get("NSpid", "").split()) < 2:
+                yield Process(int(path.split("/")[2]), int(status.get("Uid", "-1").split()[0]), argv)
+
     def which(self, program: str) -> str | None:
         """Where a program is, by the PATH of `environ`."""
         return shutil.which(program, path=self.environ.get("PATH", os.defpath))
@@ -135,6 +181,12 @@ class Host:
             finally:
                 child.kill()
         return said.decode("utf-8", "replace") if code == 0 and len(said) <= _MOST else None
+
+    def version(self, program: str) -> tuple[int, ...]:
+        """The two or three numbers of a program's version, as it says itself; () where it does not."""
+        said = self.ask(program, "--version") if program else None
+        found = re.search(r"(?:^|\s)v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?", said or "", re.ASCII)
+        return tuple(int(part) for part in found.groups() if part) if found else ()
 
 
 def _heard(child: subprocess.Popen[bytes], end: float) -> bytes:

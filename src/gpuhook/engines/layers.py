@@ -1,19 +1,17 @@
 """Configuration that an engine reads from several TOML files, the later ones over the earlier: what is in force, and
 which file says so. Also what an engine's module asks of gpuhook's own configuration."""
 
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpuhook import configfile
 from gpuhook.config import Config
 from gpuhook.engines import tomltext
 from gpuhook.engines.host import Host
-from gpuhook.engines.model import ABSENT, Finding, Options, Value
+from gpuhook.engines.model import ABSENT, Options, Value
 from gpuhook.errors import GpuhookError, shown
 
 _LAUNCHER = "/usr/bin/gpuhook-runtime"
-_PLACES = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")  # as in shim.py
 
 
 @dataclass(frozen=True)
@@ -126,33 +124,8 @@ def settings(host: Host, options: Options) -> Config:
 
 def low_level(host: Host, options: Options) -> str:
     """The runtime that gpuhook-runtime runs, as found from here; empty where there is none."""
-    for candidate in settings(host, options).low_level:
-        path = find(host, candidate, options.runtime)
-        if path:
-            return path
-    return ""
-
-
-def find(host: Host, name: str, but: str = "") -> str:
-    """Where a program is: a path as it is, a name in PATH and the usual places; empty where it is not. Not `but`."""
-    folders = [part for part in host.environ.get("PATH", "").split(":") if part.startswith("/")]
-    for path in [name] if "/" in name else [f"{folder}/{name}" for folder in (*folders, *_PLACES) if name]:
-        if runnable(host, path) and not (but and _same(host.real(path), host.real(but))):
-            return path
-    return ""
-
-
-def runnable(host: Host, path: str) -> bool:
-    """Whether `path` is a program."""
-    real = host.real(path)
-    return os.path.isfile(real) and os.access(real, os.X_OK)
-
-
-def _same(one: str, other: str) -> bool:
-    try:
-        return os.path.samefile(one, other)
-    except OSError:
-        return False
+    found = (host.find(candidate, options.runtime) for candidate in settings(host, options).low_level)
+    return next(filter(None, found), "")
 
 
 def other_low_level(host: Host, options: Options, engine: str, theirs: str) -> tuple[str, str]:
@@ -161,37 +134,10 @@ def other_low_level(host: Host, options: Options, engine: str, theirs: str) -> t
     Report R145: CRI-O ships its own crun outside PATH, and gpuhook does not see which one the engine would have used.
     """
     found = low_level(host, options)
-    if not theirs or not runnable(host, theirs) or _same(host.real(theirs), host.real(options.runtime)):
-        return ("", "")
-    if found and _same(host.real(found), host.real(theirs)):
+    if not theirs or not host.runnable(theirs) or any(host.same(theirs, path) for path in (options.runtime, found)):
         return ("", "")
     does = f"runs {found}" if found else "finds no low-level runtime"
     return (
         f"{engine} runs {theirs} where gpuhook is not asked for, and {options.runtime} {does}",
         f'to keep {theirs}: low-level = ["{theirs}"] below [runtime] in {runtime_toml(options)}',
     )
-
-
-def programs(host: Host, options: Options) -> Iterator[Finding]:
-    """Problems with the runtime that an engine is to start."""
-    if not host.exists(options.runtime):
-        text = f"{options.runtime} is not there"
-        yield Finding("problem", "runtime-program", text, "install gpuhook, or configure the engine anew")
-    elif not runnable(host, options.runtime):
-        yield Finding("problem", "runtime-program", f"{options.runtime} is no program", "install gpuhook again")
-
-
-def absolute(options: Options) -> None:
-    """GpuhookError `engine-option-unsupported` unless paths are absolute and the name is one an engine can take."""
-    for option, path in (("--config", options.config), ("--drop-in", options.drop_in), ("--runtime", options.runtime)):
-        if path and not path.startswith("/"):
-            raise GpuhookError(
-                "engine-option-unsupported", f"{option} {shown(path)} is no absolute path", "begin it with a slash"
-            )
-    name = options.runtime_name
-    if not name or not name.isascii() or not name.replace("-", "").replace("_", "").replace(".", "").isalnum():
-        raise GpuhookError(
-            "engine-option-unsupported",
-            f"--runtime-name {shown(name)} is no name for a runtime",
-            "use letters, digits, dots, hyphens and underscores",
-        )

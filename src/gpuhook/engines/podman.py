@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Iterator
 
-from gpuhook.engines import hooksdir, layers
+from gpuhook.engines import findings, hooksdir, layers
 from gpuhook.engines.host import Host
 from gpuhook.engines.layers import Layer
 from gpuhook.engines.model import ABSENT, Add, FileEdit, Finding, Options, Proposal, Restart, Set, Step, Value
@@ -39,7 +39,6 @@ _RESTART = Restart((), "podman reads its files at each command: nothing is to be
 
 def propose(host: Host, options: Options) -> Proposal:
     """What belongs into containers.conf, or the file for the hooks directory. GpuhookError `engine-...`."""
-    layers.absolute(options)
     if not options.config and not (host.which("podman") or host.exists(SHARE) or host.exists(SYSTEM)):
         raise GpuhookError(
             "engine-not-found",
@@ -149,7 +148,7 @@ def _paths(host: Host, options: Options) -> tuple[str, list[str]]:
         paths = [main]
     else:
         paths = [SHARE, system, *_drop_ins(host, system)]
-        if host.uid != 0 or _version(host) >= (5,):  # for root too, from 5.0 on
+        if host.uid != 0 or host.version("podman") >= (5,):  # for root too, from 5.0 on
             paths += [user, *_drop_ins(host, user)]
         if main not in paths:
             paths.append(main)
@@ -195,13 +194,6 @@ def _inserted(main: str, paths: list[str], target: str) -> list[str]:
     return [*paths[:at], *beside, *(path for path in paths[at:] if path not in beside)]
 
 
-def _version(host: Host) -> tuple[int, ...]:
-    """podman's version; () where it does not say."""
-    words = (host.ask("podman", "--version") or "").split()
-    parts = words[-1].split("-")[0].split(".") if words else []
-    return tuple(int(part) for part in parts) if all(part.isascii() and part.isdigit() for part in parts) else ()
-
-
 def _appends(items: Value) -> bool | None:
     """What a list says of its being appended: {append = true or false} in it, None where it says nothing."""
     said = [item["append"] for item in items if isinstance(item, dict) and "append" in item]
@@ -243,10 +235,9 @@ def _default_path(host: Host, options: Options, found: tuple[Layer, ...]) -> str
     runtimes = _runtimes(found)
     for candidate in (name,) if name and name != options.runtime_name else _BUILT_IN:
         paths = runtimes[candidate][0] if candidate in runtimes else (candidate,)
-        for path in paths:
-            program = layers.find(host, path)
-            if program:
-                return program
+        program = next(filter(None, map(host.find, paths)), "")
+        if program:
+            return program
     return ""
 
 
@@ -264,32 +255,30 @@ def check(host: Host, options: Options) -> tuple[Finding, ...]:
         json_names = _list(found, _JSON, _JSON_BUILT_IN)
         theirs = _default_path(host, options, found)
     except GpuhookError as error:
-        return (Finding("problem", "engine-config", error.message, error.hint),)
+        return (Finding("problem", "configuration", error.message, error.hint),)
     names = tuple(sorted(name for name, (own, _) in runtimes.items() if options.runtime in own))
-    findings = [_files(main, found)]
+    said = [
+        findings.files(
+            "podman", f"{main} is not there: podman works with what is built in", [layer.path for layer in found]
+        )
+    ]
     if not names and not hooksdir.present(host, options, folders):
         text = f"no runtime of podman is {options.runtime}"
-        findings.append(Finding("problem", "runtime-registered", text, "run gpuhook configure podman"))
+        said.append(Finding("problem", "runtime", text, "run gpuhook configure podman"))
     for name in names:
-        findings += _registered(host, options, name, *runtimes[name])
+        said += _registered(host, options, name, *runtimes[name])
         if name not in json_names:
             text = f"runtime_supports_json lacks {name}: errors show with escaped quotes and line ends"
-            findings.append(Finding("warning", "runtime-json", text, "run gpuhook configure podman"))
+            said.append(Finding("warning", "runtime-json", text, "run gpuhook configure podman"))
     if names:
-        findings += layers.programs(host, options)
-        findings.append(_default(names, default, layer))
+        said += findings.program(host, options.runtime, f"runtime {names[0]} is")
+        said.append(_default(names, default, layer))
         sentence, hint = layers.other_low_level(host, options, "podman", theirs)
-        findings += [Finding("note", "low-level", sentence, hint)] if sentence else []
-        findings += _asked(host, options, names)
-    findings += _mixed(options, found, runtimes)
-    findings += hooksdir.check(host, options, folders, registered=bool(names))
-    return tuple(findings)
-
-
-def _files(main: str, found: tuple[Layer, ...]) -> Finding:
-    if not found:
-        return Finding("note", "engine-config", f"{main} is not there: podman works with what is built in")
-    return Finding("ok", "engine-config", f"podman reads {', '.join(layer.path for layer in found)}")
+        said += [Finding("note", "low-level", sentence, hint)] if sentence else []
+        said += _asked(host, options, names)
+    said += _mixed(options, found, runtimes)
+    said += hooksdir.check(host, options, folders, registered=bool(names))
+    return tuple(said)
 
 
 def _registered(host: Host, options: Options, name: str, paths: tuple[str, ...], layer: Layer) -> Iterator[Finding]:
@@ -298,9 +287,9 @@ def _registered(host: Host, options: Options, name: str, paths: tuple[str, ...],
     first = next((path for path in paths if host.exists(path)), paths[0])
     if first != options.runtime:
         text = f"runtime {name} is {first}, which comes before {options.runtime} ({place})"
-        yield Finding("problem", "runtime-registered", text, f"remove {first} from that list")
+        yield Finding("problem", "runtime", text, f"remove {first} from that list")
     else:
-        yield Finding("ok", "runtime-registered", f"runtime {name} is {options.runtime} ({place})")
+        yield Finding("ok", "runtime", f"runtime {name} is {options.runtime} ({place})")
 
 
 def _default(names: tuple[str, ...], default: str, layer: Layer | None) -> Finding:
@@ -321,13 +310,13 @@ def _mixed(
             paths, last = runtimes[name]
             if options.runtime in (layer.strings(*_RUNTIMES, name) or ()) and options.runtime not in paths:
                 text = f"{layer.place(*_RUNTIMES, name)} is replaced by {last.place(*_RUNTIMES, name)}, read after it"
-                yield Finding("problem", "runtime-shadowed", text, "remove the later line, or configure again")
+                yield Finding("problem", "conflict", text, "remove the later line, or configure again")
 
 
 def _asked(host: Host, options: Options, names: tuple[str, ...]) -> Iterator[Finding]:
     """What podman itself says of our runtime. It gives no answer for a name that it does not know."""
     if host.which("podman") is None:
-        yield Finding("note", "engine-running", "podman is not in PATH: what it says could not be compared")
+        yield Finding("note", "running", "podman is not in PATH: what it says could not be compared")
         return
     said = host.ask("podman", "--runtime", names[0], "info", "--format", "json")
     try:
@@ -335,13 +324,13 @@ def _asked(host: Host, options: Options, names: tuple[str, ...]) -> Iterator[Fin
         path = info["ociRuntime"]["path"]
     except (ValueError, KeyError, TypeError):
         text = f"podman --runtime {names[0]} info gives no answer"
-        yield Finding("problem", "engine-running", text, "run it: podman says what is wrong")
+        yield Finding("problem", "running", text, "run it: podman says what is wrong")
         return
     if path != options.runtime:
         text = f"podman says that runtime {names[0]} is {path}"
-        yield Finding("problem", "engine-running", text, "see which file podman reads: CONTAINERS_CONF")
+        yield Finding("problem", "running", text, "see which file podman reads: CONTAINERS_CONF")
         return
-    yield Finding("ok", "engine-running", f"podman says that runtime {names[0]} is {path}")
+    yield Finding("ok", "running", f"podman says that runtime {names[0]} is {path}")
     if host.uid != 0:
         manager, version = info.get("cgroupManager", "?"), info.get("cgroupVersion", "?")
-        yield Finding("ok", "rootless-cgroups", f"rootless: cgroup manager {manager}, cgroups {version}")
+        yield Finding("ok", "cgroup-driver", f"rootless: cgroup manager {manager}, cgroups {version}")
