@@ -100,7 +100,7 @@ def table(report: dict[str, Any], name: str) -> str:
         fails = "; ".join(f"{', '.join(whats)}: {reason}" for reason, whats in why.items())
         lines.append(
             f"| {row['engine']} {row['version']} | {row['runtime']} {row['runtime_version']} | {row['cgroup']} |"
-            f" {', '.join(row['works'])} | {fails} |"
+            f" {'; '.join(row['works'])} | {fails} |"
         )
     return "\n".join([*lines, "", "<!-- end -->"])
 
