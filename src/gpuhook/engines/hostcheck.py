@@ -12,6 +12,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterator
 from importlib.util import MAGIC_NUMBER
+from pathlib import Path
 
 from gpuhook import __version__, config, linux, shim, version
 from gpuhook.config import Config
@@ -69,23 +70,11 @@ def _kernel() -> Iterator[Finding]:
         yield Finding("ok", "kernel", f"Linux {release} has every system call that gpuhook uses")
 
 
-def _try_openat2() -> None:
-    os.close(linux.openat2(_AT_FDCWD, "/", linux.O_PATH, linux.RESOLVE_IN_ROOT))
-
-
-def _try_open_tree() -> None:
-    os.close(linux.open_tree(_AT_FDCWD, "/", 0))
-
-
-def _try_fsopen() -> None:
-    os.close(linux.fsopen("tmpfs"))
-
-
 _CALLS: tuple[tuple[str, Callable[[], None]], ...] = (
-    ("openat2", _try_openat2),
-    ("open_tree", _try_open_tree),
+    ("openat2", lambda: os.close(linux.openat2(_AT_FDCWD, "/", linux.O_PATH, linux.RESOLVE_IN_ROOT))),
+    ("open_tree", lambda: os.close(linux.open_tree(_AT_FDCWD, "/", 0))),
     ("move_mount", lambda: linux.move_mount(-1, -1)),
-    ("fsopen", _try_fsopen),
+    ("fsopen", lambda: os.close(linux.fsopen("tmpfs"))),
     ("mount_setattr", lambda: linux.mount_setattr(-1, 0, 0)),
 )
 
@@ -104,7 +93,7 @@ def _installation(prefix: str) -> Iterator[Finding]:
     yield Finding(
         "ok", "installation", f"gpuhook {__version__}: programs in {prefix}/usr/bin, which nobody else may write"
     )
-    old = [name for name in _LIBRARY[1:] if not _starts_with(f"{library}/{name}", MAGIC_NUMBER)]
+    old = [name for name in _LIBRARY[1:] if not Path(library, name).read_bytes().startswith(MAGIC_NUMBER)]
     if old and os.path.realpath(sys.executable) == os.path.realpath(_PYTHON):
         text = f"{', '.join(old)} were made for another version of Python: each start takes longer"
         yield Finding("note", "bundles", text, "install gpuhook again, which makes them for this Python")
@@ -143,11 +132,6 @@ def _not_ours(path: str) -> list[str]:
         real = os.path.dirname(real)
 
 
-def _starts_with(path: str, magic: bytes) -> bool:
-    with open(path, "rb") as file:
-        return file.read(len(magic)) == magic
-
-
 def _python(host: Host) -> Iterator[Finding]:
     said = host.ask(_PYTHON, "-ISc", "import sys; print(*sys.version_info[:3], sep='.')")
     found = version.parse((said or "").strip())
@@ -177,7 +161,11 @@ def _settings(prefix: str) -> tuple[Config, Finding]:
 def _runtime(host: Host, settings: Config, prefix: str) -> Iterator[Finding]:
     """The low-level runtime, found as the shim finds it."""
     own = f"{prefix}/usr/bin/gpuhook-runtime"
-    itself = [path for path in _named(host, settings.low_level) if _same(path, own)]
+    folders = [folder for folder in host.environ.get("PATH", "").split(":") if folder.startswith("/")]
+    paths = [
+        path for name in settings.low_level for path in ([name] if "/" in name else [f"{at}/{name}" for at in folders])
+    ]
+    itself = [path for path in dict.fromkeys(paths) if host.same(path, own)]
     passed = f"{', '.join(itself)} is gpuhook itself and is passed over" if itself else ""
     try:
         found = shim.low_level(settings.low_level, own)
@@ -202,20 +190,6 @@ def _runtime(host: Host, settings: Config, prefix: str) -> Iterator[Finding]:
             " gpuhook-runtime makes the links at each start"
         )
         yield Finding("note", "runtime-bug", text, "runc 1.1.7 or newer has no need of them")
-
-
-def _named(host: Host, candidates: tuple[str, ...]) -> list[str]:
-    """The paths that the candidates could mean."""
-    folders = [folder for folder in host.environ.get("PATH", "").split(":") if folder.startswith("/")]
-    paths = [path for name in candidates for path in ([name] if "/" in name else [f"{at}/{name}" for at in folders])]
-    return list(dict.fromkeys(paths))
-
-
-def _same(path: str, other: str) -> bool:
-    try:
-        return os.path.samefile(path, other)
-    except OSError:
-        return False
 
 
 # --- policy -------------------------------------------------------------------------------------------------------
@@ -251,7 +225,6 @@ def policy(settings: Config) -> Iterator[Finding]:
 
 
 def _cgroups(host: Host) -> Iterator[Finding]:
-    systemd = host.exists("/run/systemd/system")
     rootless = "and rootless: no device rules; the nodes that are mounted are what can be opened"
     if host.exists("/sys/fs/cgroup/cgroup.controllers"):
         text = "version 2: the runtime turns the spec's device rules into a BPF program"
@@ -263,7 +236,7 @@ def _cgroups(host: Host) -> Iterator[Finding]:
     else:
         text = "neither version 2 nor the devices controller of version 1 is mounted at /sys/fs/cgroup"
         yield Finding("warning", "cgroup", text, "mount cgroups as the engine needs them, or nothing guards devices")
-    if systemd:
+    if host.exists("/run/systemd/system"):
         text = "runs: after daemon-reload it applies the device rules that the spec has, so GPUs stay"
         yield Finding("ok", "systemd", text)
     else:
@@ -271,29 +244,16 @@ def _cgroups(host: Host) -> Iterator[Finding]:
 
 
 def _security(host: Host) -> Iterator[Finding]:
-    if _text(host, "/sys/fs/selinux/enforce") == "1":
+    if host.text("/sys/fs/selinux/enforce").strip() == "1":
         hint = "setsebool -P container_use_devices on; or for one container --security-opt label=disable"
         text = "enforcing: a confined container opens the driver's nodes only where the policy lets it"
         yield Finding("note", "selinux", text, hint)
-    if _text(host, "/sys/module/apparmor/parameters/enabled").upper() == "Y":
+    if host.text("/sys/module/apparmor/parameters/enabled").strip() in ("Y", "y"):
         yield Finding("ok", "apparmor", "on: the engines' default profiles let containers open device nodes")
-    inside = _text(host, "/run/systemd/container") or _container_of_init(host)
+    told = [
+        item[10:] for item in host.text("/proc/1/environ").split("\0") if item.startswith("container=")
+    ]  # LXC's way
+    inside = host.text("/run/systemd/container").strip() or "".join(told[:1])
     if inside:
         text = f"this host is itself a container ({shown(inside)[1:-1]}): only nodes that are here can be given"
         yield Finding("note", "nested", text)
-
-
-def _text(host: Host, path: str) -> str:
-    """A small file of the kernel's or systemd's, stripped; empty where it can't be read."""
-    try:
-        return linux.read_file(host.real(path), 1 << 16).decode("utf-8", "replace").strip()
-    except OSError:
-        return ""
-
-
-def _container_of_init(host: Host) -> str:
-    """The kind of container that init was told to run in (systemd's container interface); LXC says it this way."""
-    for entry in _text(host, "/proc/1/environ").split("\0"):
-        if entry.startswith("container="):
-            return entry[10:]
-    return ""

@@ -24,11 +24,7 @@ def warnings(host: Host, engine: str, options: Options, changes: Sequence[Change
         paths = [edit.path for edit in engines.load(engine).propose(host, options).files]
     except GpuhookError:
         paths = []
-    for path in paths:
-        try:
-            texts.setdefault(path, host.read(path) or "")
-        except GpuhookError:
-            continue
+    texts |= {path: host.text(path) for path in paths if path not in texts}
     return tuple(
         f"{path}:{text.count(chr(10), 0, text.index(program)) + 1}: {program} still stands here, and gpuhook has no "
         "record of putting it there: take it out before gpuhook is removed"

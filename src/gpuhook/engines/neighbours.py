@@ -13,7 +13,7 @@ from gpuhook import config
 from gpuhook.config import Config
 from gpuhook.engines.host import Host
 from gpuhook.engines.model import Finding
-from gpuhook.errors import GpuhookError, shown
+from gpuhook.errors import shown
 
 _PROGRAMS = (
     "nvidia-container-runtime",
@@ -49,9 +49,9 @@ def findings(host: Host, settings: Config, prefix: str) -> Iterator[Finding]:
 def toolkit(host: Host) -> Iterator[Finding]:
     """Whether NVIDIA's container toolkit is here too, and who uses it."""
     programs = [name for name in _PROGRAMS if host.which(name) is not None]
-    hooks = [path for pattern in _HOOKS for path in host.glob(pattern) if _NAMED.search(_text(host, path))]
+    hooks = [path for pattern in _HOOKS for path in host.glob(pattern) if _names_nvidia(host, path)]
     uses = {
-        engine: [path for pattern in patterns for path in host.glob(pattern) if _NAMED.search(_text(host, path))]
+        engine: [path for pattern in patterns for path in host.glob(pattern) if _names_nvidia(host, path)]
         for engine, patterns in _CONFIGURATIONS.items()
     }
     if not programs and not hooks and not any(uses.values()):
@@ -87,13 +87,9 @@ def docker_gpus(host: Host) -> Iterator[Finding]:
     yield Finding("note", "docker-gpus", text, "docker run --runtime gpuhook -e NVIDIA_VISIBLE_DEVICES=all ...")
 
 
-def _text(host: Host, path: str) -> str:
-    """A configuration file, without its comments; empty where it can't be read, which is the engine's own finding."""
-    try:
-        text = host.read(path) or ""
-    except GpuhookError:
-        return ""
-    return "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
+def _names_nvidia(host: Host, path: str) -> bool:
+    """Whether a configuration file names NVIDIA's runtime or hook outside of its comments."""
+    return any(_NAMED.search(line) for line in host.text(path).splitlines() if not line.lstrip().startswith("#"))
 
 
 # --- the log -------------------------------------------------------------------------------------------------------
