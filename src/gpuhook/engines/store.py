@@ -30,7 +30,6 @@ _LIMIT = 16 << 20  # bytes of a record or a backup; engines' files are taken up 
 _TEXT = {"type": "string"}
 _PATH = {"type": "string", "pattern": "^/"}
 _HASH = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
-_NO_HASH = {"type": "string", "pattern": "^([0-9a-f]{64})?$"}
 
 
 def _these(**fields: Any) -> dict[str, Any]:
@@ -42,12 +41,8 @@ def _many(item: dict[str, Any]) -> dict[str, Any]:
 
 
 _BEFORE = {"anyOf": [_these(absent={"const": True}), _these(value={})]}
-_UNDO = {
-    "anyOf": [
-        _these(set=_many(_TEXT), value={}, before=_BEFORE, kept={"type": "integer", "minimum": 0}),
-        _these(add=_many(_TEXT), value=_TEXT, before=_BEFORE, kept={"type": "integer", "minimum": 0}),
-    ]
-}
+_STEP = {"before": _BEFORE, "kept": {"type": "integer", "minimum": 0}}
+_UNDO = {"anyOf": [_these(set=_many(_TEXT), value={}, **_STEP), _these(add=_many(_TEXT), value=_TEXT, **_STEP)]}
 _SCHEMA = _these(
     format={"const": _FORMAT},
     gpuhook=_TEXT,
@@ -56,7 +51,7 @@ _SCHEMA = _these(
     real=_PATH,
     form={"enum": ["json", "toml", "block", "whole"]},
     owners=_many(_these(engine=_TEXT, config=_TEXT)),
-    before=_NO_HASH,
+    before={"type": "string", "pattern": "^([0-9a-f]{64})?$"},
     base=_TEXT,
     states={**_many(_these(after=_HASH, undos=_many(_UNDO))), "minItems": 1},
     directories=_many(_PATH),
@@ -166,11 +161,9 @@ class Store:
 
     def save(self, record: Record, backup: bytes | None) -> None:
         """Write a record and what it leads back to. Only under the lock; OSError."""
-        if backup is not None:
-            path = f"{self.directory}/{_backup(record.real, record.before)}"
-            if self._read(os.path.basename(path)) != backup:
-                atomic.stage(path, backup, 0o600)
-                atomic.put(path)
+        name = _backup(record.real, record.before)
+        if backup is not None and self._read(name) != backup:
+            self._put(name, backup)
         self._put(_name(record.real), _encoded(record))
 
     def restore(self, real: str, raw: bytes | None) -> None:
@@ -210,10 +203,8 @@ class Store:
         except (ValueError, RecursionError) as error:
             raise self._unusable(f"{self.directory}/{name}", f"is no record of ours: {error}") from None
         except jsonschema.ValidationError as error:
-            at = "/".join(str(part) for part in error.absolute_path)
-            raise self._unusable(
-                f"{self.directory}/{name}", f"is no record of ours: at {at or 'the top'}: {error.message[:200]}"
-            ) from None
+            what = f"is no record of ours: at {error.json_path}: {error.message[:200]}"
+            raise self._unusable(f"{self.directory}/{name}", what) from None
         if name != _name(record.real):
             raise self._unusable(f"{self.directory}/{name}", f"is not the record of {record.real}, which it names")
         return record
@@ -310,19 +301,13 @@ def _backup(real: str, before: str) -> str:
 
 
 def _encoded(record: Record) -> bytes:
-    document = {
+    document = vars(record) | {
         "format": _FORMAT,
         "gpuhook": __version__,
         "time": int(time.time()),
-        "path": record.path,
-        "real": record.real,
-        "form": record.form,
-        "owners": [{"engine": item.engine, "config": item.config} for item in record.owners],
-        "before": record.before,
-        "base": record.base,
+        "owners": [vars(item) for item in record.owners],
         "states": [{"after": item.after, "undos": [_undo(undo) for undo in item.undos]} for item in record.states],
-        "directories": list(record.directories),
-        "restart": {"command": list(record.restart.command), "sentence": record.restart.sentence},
+        "restart": vars(record.restart),
     }
     try:
         return json.dumps(document, indent=1).encode() + b"\n"
@@ -348,20 +333,15 @@ def _decoded(document: dict[str, Any]) -> Record:
     """Of a document that fits the schema."""
     restart = document["restart"]
     return Record(
-        document["path"],
-        document["real"],
-        document["form"],
-        tuple(Owner(**item) for item in document["owners"]),
-        document["before"],
-        document["base"],
-        tuple(State(item["after"], tuple(_redo(undo) for undo in item["undos"])) for item in document["states"]),
-        tuple(document["directories"]),
-        Restart(tuple(restart["command"]), restart["sentence"]),
+        **{key: document[key] for key in ("path", "real", "form", "before", "base")},
+        owners=tuple(Owner(**item) for item in document["owners"]),
+        states=tuple(State(item["after"], tuple(map(_redo, item["undos"]))) for item in document["states"]),
+        directories=tuple(document["directories"]),
+        restart=Restart(tuple(restart["command"]), restart["sentence"]),
     )
 
 
 def _redo(item: dict[str, Any]) -> Undo:
     before = ABSENT if "absent" in item["before"] else item["before"]["value"]
-    if "set" in item:
-        return Undo(Set(tuple(item["set"]), item["value"]), before, item["kept"])
-    return Undo(Add(tuple(item["add"]), item["value"]), before, item["kept"])
+    step = Set(tuple(item["set"]), item["value"]) if "set" in item else Add(tuple(item["add"]), item["value"])
+    return Undo(step, before, item["kept"])
