@@ -72,24 +72,15 @@ class _Scanner:
 
     def document(self) -> Node:
         if self.text.startswith("\ufeff"):
-            self.fail(
-                0,
-                "the file begins with a byte order mark (U+FEFF), which JSON does not allow",
-                "save the file as UTF-8 without a byte order mark",
-            )
+            self.fail(0, "the file begins with a byte order mark (U+FEFF)", "save it without a byte order mark")
         node = self.value(self.blank(0))
         at = self.blank(node.end)
         if at < len(self.text):
             if self.text[at] in "{[":
-                self.fail(
-                    at,
-                    f"a second JSON document begins here: the first ended in line {line(self.text, node.end - 1)}",
-                    "put the members of both into one pair of braces, with commas between them",
-                )
+                what = f"a second JSON document begins here: the first ended in line {line(self.text, node.end - 1)}"
+                self.fail(at, what, "put the members of both into one pair of braces, with commas between them")
             if self.text[at] in "}]":
-                self.fail(
-                    at, f"{self.text[at]!r} closes nothing", "take it out, or look for an opening that is missing"
-                )
+                self.fail(at, f"{self.text[at]!r} closes nothing", "take it out, or put an opening before it")
             self.bad(at, "text after the end of the document")
         if node.kind != "object":
             what = "a list" if node.kind == "list" else f"only {shown(self.text[node.start : node.end])}"
@@ -134,11 +125,8 @@ class _Scanner:
                 self.unseparated(at)
         self.open.pop()
         node.end = at + 1
-        node.value = (
-            {item.key: item.node.value for item in node.members}
-            if is_object
-            else [item.node.value for item in node.members]
-        )
+        values = [(item.key, item.node.value) for item in node.members]
+        node.value = dict(values) if is_object else [value for _, value in values]
         return node
 
     def unseparated(self, at: int) -> NoReturn:
@@ -150,36 +138,29 @@ class _Scanner:
             self.fail(at, f"{found!r} where {opened} must be closed first", "correct the bracket")
         if found == '"' or (found and found in "{[-0123456789"):
             end = self.string(at)[1] if found == '"' else at + 1
-            self.fail(
-                at, f"a comma is missing before {self.text[at:end][:80]}", "put a comma at the end of what is before it"
-            )
+            self.fail(at, f"a comma is missing before {self.text[at:end][:80]}", "put a comma before it")
         self.bad(at, "a comma or the end is needed")
 
     def member(self, at: int, lines: dict[str, int]) -> Member:
         if self.text[at : at + 1] != '"':
             found = _WORD.match(self.text, at)
             if found:
-                self.fail(
-                    at, f"the key {shown(found.group())} stands without quotation marks", 'put it between " and "'
-                )
+                self.fail(at, f"the key {shown(found.group())} stands without quotation marks", 'put it between " "')
             self.bad(at, "a key in quotation marks is needed")
         key, end = self.string(at)
         if key in lines:
-            self.fail(
-                at,
-                f"the key {shown(key)} stands here and in line {lines[key]}",
-                "put what belongs together under one key, and take the other out",
-            )
+            what = f"the key {shown(key)} stands here and in line {lines[key]}"
+            self.fail(at, what, "put what belongs together under one key, and take the other out")
         lines[key] = line(self.text, at)
         colon = self.blank(end)
-        if self.text[colon : colon + 1] != ":":
-            if colon < len(self.text) and self.text[colon] in ",}=":
-                self.fail(
-                    colon, f"a colon and a value are missing after {self.text[at:end][:80]}", 'write "key": value'
-                )
-            if self.text[colon : colon + 1] in tuple('"{[-=0123456789'):
-                self.fail(colon, f"a colon is missing after {self.text[at:end][:80]}", 'write "key": value')
-            self.bad(colon, f"a colon is needed after {self.text[at:end][:80]}")
+        char = self.text[colon : colon + 1]
+        if char != ":":
+            after = f"after {self.text[at:end][:80]}"
+            if char in tuple(",}="):
+                self.fail(colon, f"a colon and a value are missing {after}", 'write "key": value')
+            if char in tuple('"{[-0123456789'):
+                self.fail(colon, f"a colon is missing {after}", 'write "key": value')
+            self.bad(colon, f"a colon is needed {after}")
         return Member(key, at, self.value(self.blank(colon + 1)))
 
     def number(self, at: int) -> Node:
@@ -189,9 +170,7 @@ class _Scanner:
         if not found or found.group() != wrong:
             if wrong == "-Infinity":
                 self.bad(at + 1, "")
-            self.fail(
-                at, f"{shown(wrong)} is no number in JSON", "write it in decimal without zeros in front, or quoted"
-            )
+            self.fail(at, f"{shown(wrong)} is no number in JSON", "write it in decimal, no zeros in front, or quoted")
         if abs(float(found.group())) == float("inf"):
             self.fail(at, f"the number {shown(wrong)} is too large", "correct it")
         whole = found.group(1) is None and found.group(2) is None
@@ -224,20 +203,15 @@ class _Scanner:
         if char in _ESCAPES:
             return _ESCAPES[char], at + 2
         if char != "u" or not _HEX.match(self.text, at + 2):
-            self.fail(
-                at,
-                f"{shown(self.text[at : at + 2])} means nothing in JSON",
-                "write \\\\ for a backslash, \\uXXXX for others",
-            )
+            what = f"{shown(self.text[at : at + 2])} means nothing in JSON"
+            self.fail(at, what, "write \\\\ for a backslash, \\uXXXX for others")
         code, end = int(self.text[at + 2 : at + 6], 16), at + 6
         if 0xD800 <= code < 0xDC00 and self.text.startswith("\\u", end) and _HEX.match(self.text, end + 2):
             low = int(self.text[end + 2 : end + 6], 16)
             if 0xDC00 <= low < 0xE000:
                 return chr(0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00)), end + 6
         if 0xD800 <= code < 0xE000:
-            self.fail(
-                at, f"{self.text[at:end]} is half of a surrogate pair", "write the whole pair, or the character itself"
-            )
+            self.fail(at, f"{self.text[at:end]} is half of a surrogate pair", "write the whole pair")
         return chr(code), end
 
     def bad(self, at: int, wanted: str) -> NoReturn:
@@ -249,17 +223,12 @@ class _Scanner:
             opened = f": the {first.kind} from line {line(self.text, first.start)} is still open" if first else ""
             self.fail(at, f"the file ends in the middle{opened}", "close what is open, or take the file from a backup")
         if char == "<":
-            self.fail(
-                at,
-                f"this is HTML or XML, not JSON: {shown(rest.splitlines()[0])}",
-                "it looks like a page of an error that was downloaded in place of the file: take it from a backup",
-            )
+            what = f"this is HTML or XML, not JSON: {shown(rest.splitlines()[0])}"
+            self.fail(at, what, "it looks like a page of an error that was downloaded: take the file from a backup")
         if rest.startswith(("//", "/*")) or char == "#":
             self.fail(at, f"a comment: {shown(rest.splitlines()[0])}; JSON has none", "take the comment out")
         if char in _TYPOGRAPHIC:
-            self.fail(
-                at, f"the typographic quotation mark {char} (U+{ord(char):04X})", 'write the plain one, ", in its place'
-            )
+            self.fail(at, f"the typographic quotation mark {char} (U+{ord(char):04X})", 'write the plain one, "')
         if char in "'`":
             self.fail(at, f"the quotation mark {char}: JSON has only the double one", 'write " in its place')
         word = _WORD.match(rest)
