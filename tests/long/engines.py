@@ -10,14 +10,22 @@ from typing import Any
 
 import pytest
 
-from tests.engines import test_containerd, test_docker, test_kubernetes, test_podman, test_versions
+from tests.engines import test_containerd, test_docker, test_docker_gpus, test_kubernetes, test_podman, test_versions
 from tests.engines.conftest import engine, golden, images, new_machine, results
 from tests.images import CHECKOUT
 from tests.unit import test_engines_containerd_real
 
 __all__ = ["engine", "golden", "images", "new_machine", "results", "system"]
 
-MODULES = (test_docker, test_containerd, test_engines_containerd_real, test_kubernetes, test_podman, test_versions)
+MODULES = (
+    test_docker,
+    test_docker_gpus,
+    test_containerd,
+    test_engines_containerd_real,
+    test_kubernetes,
+    test_podman,
+    test_versions,
+)
 SUITES = ("trixie", "sid")
 
 pytestmark = pytest.mark.runc

@@ -243,6 +243,22 @@ def test_refresh_of_a_broken_driver_is_its_error_and_is_stored(host: Path, run: 
     assert stored(host).exists()
 
 
+def test_refresh_makes_nodes_that_are_missing_and_their_links(host: Path, run: Run) -> None:
+    """What gpuhook-record.service does after a boot, before a first start; the second time there is nothing to do."""
+    node = host / "driver/dev/nvidia1"
+    node.unlink()
+    try:
+        status, _, err = run("refresh", "--nodes")
+        assert (status, err) == (0, f"made {node}\n")
+        number = node.stat().st_rdev
+        assert Path(f"/dev/char/{os.major(number)}:{os.minor(number)}").stat().st_rdev == number
+        assert run("refresh", "--nodes")[2] == ""
+    finally:
+        for link in Path("/dev/char").iterdir():
+            if str(link.readlink()).startswith(str(host)):
+                link.unlink()
+
+
 # --- drop -----------------------------------------------------------------------------------------------------------
 
 

@@ -64,6 +64,18 @@ def test_content(sim_driver: Path, prefix: str) -> None:
     assert sim.init_count(sim_driver) == before + 1
 
 
+def test_a_newer_gpuhook_makes_it_anew_with_the_same_id(
+    sim_driver: Path, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """During an upgrade a hook may be newer than the shim that decided by the record; the driver is the same one."""
+    config = config_of(sim_driver)
+    first = record.load(config, prefix)
+    monkeypatch.setattr(key, "__version__", "99")
+    before = sim.init_count(sim_driver)
+    assert record.load(config, prefix).id == first.id
+    assert sim.init_count(sim_driver) == before + 1
+
+
 def test_stored_file_is_for_all_to_read_and_root_to_write(sim_driver: Path, prefix: str) -> None:
     """Whatever the umask of the engine."""
     old = os.umask(0o077)

@@ -21,6 +21,8 @@ from gpuhook.model import Gpu, Record, astuple, replace
 LOCK = "driver.lock"
 _TRIES = 3  # refreshes in a row during which the driver may change under us
 _EXTRA_WAIT = 5.0  # seconds that another process gets beyond NVML's deadline
+# What the files alone say. An installer at work can make it look so for a moment: it counts where it is seen twice.
+_OF_FILES = ("driver-not-found", "driver-architecture", "driver-version-mismatch", "library-missing")
 # What NVML may say of a loaded driver that leaves its files to be of use to who wants no GPU.
 _NVML_ALONE = ("driver-not-loaded", "nvml-failed", "nvml-timeout", "nvml-crashed")
 _VERSION = re.compile(r"\b\d{2,4}\.\d{1,4}(?:\.\d{1,4})?\b", re.ASCII)
@@ -126,6 +128,7 @@ def _stamp(state: str) -> tuple[int, ...] | None:
 
 def make(config: Config) -> Stored:
     """A fresh record, or the error in its place or beside it; read again when the driver changed meanwhile."""
+    seen: object = None
     for _ in range(_TRIES):
         before = key.head(config)
         found = Found("")
@@ -142,7 +145,9 @@ def make(config: Config) -> Stored:
             error = (problem.reference, problem.message, problem.hint)
         watch = sorted(found.watch)
         taken = key.take(config, watch)
-        if taken[0] == before and first in (None, taken):
+        settled = error is None or error[0] not in _OF_FILES or (error, taken) == seen
+        seen = (error, taken)
+        if settled and taken[0] == before and first in (None, taken):
             break
     else:
         made = None
@@ -152,8 +157,9 @@ def make(config: Config) -> Stored:
             "try again when the driver's installation has ended",
         )
     if made is not None:
-        # without the directories' state: a package installed beside the driver makes a new record, not another driver
-        made = replace(made, id=_short_hash([taken[0], _plain(made)]))
+        # without the directories' state: a package installed beside the driver makes a new record, not another driver;
+        # without gpuhook's version, which comes first: a hook may be newer than the shim that called it
+        made = replace(made, id=_short_hash([taken[0][1:], _plain(made)]))
     life = record.ERROR_LIFE if error is not None else None
     if error is None and made is not None and any(gpu.error for gpu in made.gpus):
         life = record.LOST_GPU_LIFE
