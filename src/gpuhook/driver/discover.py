@@ -98,6 +98,7 @@ def discover(config: Config, version: str, machine: str = "") -> Found:
         found.watch |= looked.watch
         found.left_out += looked.left_out
     found.watch |= tree.passed | {file.path for file in found.files} | {places.LOADER_CACHE}
+    found.watch = places.needed(tree, found.watch)
     found.files.sort(key=lambda file: (_KINDS.index(file.kind), file.bits == 32, file.target or file.name))
     return found
 

@@ -96,3 +96,23 @@ def expand(tree: Tree, pattern: str, watch: set[str]) -> list[str]:
             step += [f"{path}/{name}" for name in tree.names(place.path) if fnmatchcase(name, part)]
         paths = step[:_MAX_DIRECTORIES]
     return paths
+
+
+def needed(tree: Tree, watch: set[str]) -> set[str]:
+    """What is to be watched of `watch`: each start looks at every path.
+
+    Of what is not there the coming shows in the directory above it, or in a name further up that is not there either,
+    where that is watched. A link that leads nowhere shows nothing of what comes behind it.
+    """
+
+    def shows_itself(path: str) -> bool:
+        while not os.path.lexists(tree.host(path)):
+            path = path.rpartition("/")[0] or "/"
+            place = tree.find(path)
+            if place is not None:
+                return place.path not in watch
+            if path in watch and not os.path.lexists(tree.host(path)):
+                return False
+        return True
+
+    return {path for path in watch if shows_itself(path)}

@@ -159,8 +159,10 @@ def make(config: Config) -> Stored:
     if made is not None:
         # without the directories' state: a package installed beside the driver makes a new record, not another driver;
         # without gpuhook's version, which comes first: a hook may be newer than the shim that called it
-        made = replace(made, id=_short_hash([taken[0][1:], _plain(made)]))
+        made = replace(made, id=_short_hash([before[1:], _plain(made)]))
     life = record.ERROR_LIFE if error is not None else None
+    if error is not None and error[0] == "driver-changed":
+        life = 0.0  # who comes next may find it at rest
     if error is None and made is not None and any(gpu.error for gpu in made.gpus):
         life = record.LOST_GPU_LIFE
     return Stored(record.now(), life, taken, watch, found.left_out, error, made)
