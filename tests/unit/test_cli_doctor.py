@@ -443,7 +443,6 @@ def test_nvidias_toolkit_and_who_uses_it(tmp_path: Path) -> None:
     found = [(item.level, item.check, item.message.split(" ")[0]) for item in neighbours.toolkit(host)]
     assert found == [
         ("note", "toolkit", "NVIDIA's"),
-        ("note", "toolkit-hook", "/usr/share/containers/oci/hooks.d/oci-nvidia-hook.json"),
         ("note", "toolkit-runtime", "/etc/docker/daemon.json"),
     ]
     empty = Host(root=str(tmp_path / "none"), environ={"PATH": "/none"})

@@ -12,6 +12,7 @@ from gpuhook.engines import (
     containerdruntime,
     containerdtemplates,
     findings,
+    layers,
 )
 from gpuhook.engines.containerdconfig import Loaded, Table, table
 from gpuhook.engines.containerdplaces import Place
@@ -20,7 +21,6 @@ from gpuhook.engines.model import ABSENT, Finding, Options
 from gpuhook.errors import shown
 
 _HINT = "gpuhook configure containerd"
-_SETTINGS = "/etc/gpuhook/runtime.toml"
 
 
 def check(host: Host, options: Options) -> tuple[Finding, ...]:
@@ -49,9 +49,7 @@ def _check(host: Host, options: Options) -> Iterator[Finding]:
         text = containerdplaces.also(other)
         yield Finding("note", "others", text, f"gpuhook doctor --engine containerd --config {other.config}")
     if containerdplaces.cri_disabled(host, place):
-        text = (
-            f'{place.config} has "cri" among its disabled_plugins, as docker\'s packages do: no Kubernetes can use it'
-        )
+        text = f'{place.config} has "cri" among its disabled_plugins, as that of docker has: Kubernetes can\'t use it'
         hint = "for docker: gpuhook configure docker; for Kubernetes: remove it from disabled_plugins"
         yield Finding("problem", "cri", text, hint)
     yield from _runtime(host, place, loaded, _effective(host, place, loaded), options)
@@ -60,7 +58,6 @@ def _check(host: Host, options: Options) -> Iterator[Finding]:
 
 def _effective(host: Host, place: Place, loaded: Loaded) -> tuple[Table, str]:
     """The CRI plugin's table, by containerd itself where it can be asked, else by our reading; and which it was."""
-    own = loaded.cri()
     program = containerdplaces.program_of(host, place)
     # 1.6 takes relative patterns from its working directory, which is ours and not the daemon's.
     relative = () < loaded.engine < (1, 7) and any(
@@ -75,8 +72,7 @@ def _effective(host: Host, place: Place, loaded: Loaded) -> tuple[Table, str]:
         for name in (containerdconfig.V3, containerdconfig.V2):
             if table(table(plugins, name), "containerd"):
                 return plugins[name], "`containerd config dump`"
-    runtimes = loaded.runtimes()
-    return containerdconfig.merged(own, {"containerd": {"runtimes": runtimes}}), place.config
+    return containerdconfig.merged(loaded.cri(), {"containerd": {"runtimes": loaded.runtimes()}}), place.config
 
 
 def _runtime(host: Host, place: Place, loaded: Loaded, read: tuple[Table, str], options: Options) -> Iterator[Finding]:
@@ -103,13 +99,8 @@ def _runtime(host: Host, place: Place, loaded: Loaded, read: tuple[Table, str], 
         yield Finding("ok", "runtime", f"by {origin} the runtime {name} calls {program}")
     if isinstance(program, str) and program.startswith("/"):
         yield from findings.program(host, program, f"the runtime {name} calls")
-    yield from _default(name, default, runtimes, values, options)
-    yield from _annotations(host, found)
-    if options.cdi:
-        on = cri.get("enable_cdi", loaded.deep) is True
-        yield Finding(
-            "ok" if on else "problem", "cdi", f"CDI is {'on' if on else 'off'}", "" if on else f"{_HINT} --cdi"
-        )
+    yield from _default(name, default, runtimes, values)
+    yield from _annotations(host, found, options)
 
 
 def _missing(host: Host, place: Place, loaded: Loaded, origin: str, options: Options) -> Iterator[Finding]:
@@ -117,40 +108,29 @@ def _missing(host: Host, place: Place, loaded: Loaded, origin: str, options: Opt
     name = options.runtime_name
     if place.kind in containerdplaces.RANCHER:
         made_of = containerdtemplates.source(host, place, options.runtime)
-        if made_of is not None:
+        if made_of:
             text = f"{made_of} has the runtime {name}, and {place.config}, which is made of it, has not"
             yield Finding("problem", "runtime", text, containerdplaces.restart(host, place).sentence)
             return
     for path in host.glob(f"{place.directory}/*.d/*.toml"):
         text = host.text(path)
         if text.startswith(containerddropin.MARK) and path not in [file.path for file in loaded.files]:
-            yield Finding(
-                "warning",
-                "drop-in",
-                f"{path} is gpuhook's, and no import of {place.config} names it: containerd does not read it",
-                f"{_HINT} --drop-in {path}",
-            )
+            text = f"{path} is gpuhook's, and no import of {place.config} names it: containerd does not read it"
+            yield Finding("warning", "drop-in", text, f"{_HINT} --drop-in {path}")
     at = (loaded.plugin, "containerd", "runtimes", name)
     hidden = [file for file in loaded.files if file.get("plugins", *at) is not ABSENT]
     last = loaded.source()
     if hidden and last is not None and not loaded.deep and last is not hidden[-1]:
-        yield Finding(
-            "problem",
-            "runtime",
-            f"{hidden[-1].place('plugins', *at)} has the runtime {name}, and "
-            f"{last.place('plugins', loaded.plugin)}, merged after it, takes the place of the whole table",
-            f"{_HINT} --drop-in {os.path.dirname(last.path)}/zz-gpuhook.toml",
-        )
-        return
-    yield Finding("problem", "runtime", f"by {origin} there is no runtime {shown(name)}", _HINT)
+        text = f"{hidden[-1].place('plugins', *at)} has the runtime {name}, and {last.place('plugins', loaded.plugin)}"
+        hint = f"{_HINT} --drop-in {os.path.dirname(last.path)}/zz-gpuhook.toml"
+        yield Finding("problem", "conflict", f"{text}, merged after it, takes the place of the whole table", hint)
+    else:
+        yield Finding("problem", "runtime", f"by {origin} there is no runtime {shown(name)}", _HINT)
 
 
-def _default(name: str, default: str, runtimes: Table, values: Table, options: Options) -> Iterator[Finding]:
+def _default(name: str, default: str, runtimes: Table, values: Table) -> Iterator[Finding]:
     if default == name:
         yield Finding("ok", "default-runtime", f"{name} is the default runtime: pods need no RuntimeClass")
-    elif options.default_runtime:
-        text = f"the default runtime is {shown(default)}, not {name}"
-        yield Finding("problem", "default-runtime", text, f"{_HINT} --default-runtime")
     else:
         text = f"the default runtime is {shown(default)}: a pod asks for {name} by a RuntimeClass with that handler"
         yield Finding("note", "default-runtime", text)
@@ -160,39 +140,27 @@ def _default(name: str, default: str, runtimes: Table, values: Table, options: O
             text = f"the default runtime {shown(default)} has no table: containerd refuses the pods that name none"
             yield Finding("problem", "default-runtime", text, f"write its table, or {_HINT} --default-runtime")
         return
-    if not containerdruntime.is_runc(other):
-        return
-    theirs, mine = (table(other, "options").get("SystemdCgroup") is True, values.get("SystemdCgroup") is True)
-    if theirs != mine:
+    theirs, mine = (of.get("SystemdCgroup") is True for of in (table(other, "options"), values))
+    if containerdruntime.is_runc(other) and theirs != mine:
         text = f"SystemdCgroup is {str(mine).lower()} for {name} and {str(theirs).lower()} for {default}"
         why = "the kubelet works with one cgroup driver: pods of the other runtime are killed or restart"
         yield Finding("problem", "cgroup-driver", f"{text}: {why}", _HINT)
 
 
-def _annotations(host: Host, found: Table) -> Iterator[Finding]:
+def _annotations(host: Host, found: Table, options: Options) -> Iterator[Finding]:
     """Whether the annotations that runtime.toml reads reach a container."""
-    try:
-        settings = tomllib.loads(host.text(_SETTINGS))
-    except tomllib.TOMLDecodeError:
-        return  # that is told where the settings are looked at
-    request = table(settings, "request")
-    names = [prefix for prefix in request.get("annotation-prefixes", []) if isinstance(prefix, str)]
-    if request.get("accept-label-annotations") is True:
-        names.append("com.nvidia.volumes.needed")
-    patterns: list[str] = []
-    for key in ("container_annotations", "pod_annotations"):
-        value = found.get(key)
-        patterns += [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
+    settings = layers.settings(host, options)
+    names = [*settings.annotation_prefixes, *["com.nvidia.volumes.needed"] * settings.accept_label_annotations]
+    lists = (found.get(key) for key in ("container_annotations", "pod_annotations"))
+    patterns = [item for items in lists if isinstance(items, list) for item in items if isinstance(item, str)]
     for name in names:
         probe = f"{name}x" if name.endswith("/") else name
         if not any(containerdconfig.matches(pattern, probe) for pattern in patterns):
             slash = ' ("*" stops at a slash)' if "*" in patterns and "/" in name else ""
-            yield Finding(
-                "warning",
-                "annotations",
-                f"{_SETTINGS} reads annotations {shown(name)}, and no pattern of the runtime lets them through{slash}",
-                f"{_HINT}; or add {shown(name + '*' if name.endswith('/') else name)} to its container_annotations",
-            )
+            text = f"{layers.runtime_toml(options)} reads annotations {shown(name)}"
+            hint = f"{_HINT}; or add {shown(name + '*' if name.endswith('/') else name)} to its container_annotations"
+            text += f", and no pattern of the runtime lets them through{slash}"
+            yield Finding("warning", "annotations", text, hint)
 
 
 def _restart(host: Host, place: Place, loaded: Loaded) -> Iterator[Finding]:
@@ -201,14 +169,9 @@ def _restart(host: Host, place: Place, loaded: Loaded) -> Iterator[Finding]:
         yield Finding("note", "running", f"no containerd was found running with {place.config}")
         return
     started = _started(host, place.pid)
-    newer = []
     templates = host.glob(f"{place.directory}/*.toml.tmpl") if place.kind in containerdplaces.RANCHER else ()
-    for path in (*(file.path for file in loaded.files), *templates):
-        try:
-            if os.stat(host.real(path)).st_mtime > started:
-                newer.append(path)
-        except OSError:
-            continue
+    paths = [path for path in (*(file.path for file in loaded.files), *templates) if os.path.exists(host.real(path))]
+    newer = [path for path in paths if os.path.getmtime(host.real(path)) > started]
     if started and newer:
         text = f"containerd (pid {place.pid}) was started before {', '.join(newer)} was written, and does not know it"
         yield Finding("problem", "running", text, containerdplaces.restart(host, place).sentence)

@@ -59,10 +59,10 @@ def load(host: Host, place: Place) -> Loaded:
     return containerdconfig.load(host, place.config, engine)
 
 
-def source(host: Host, place: Place, runtime: str) -> str | None:
-    """The template or drop-in that has our runtime, from which the next start makes config.toml."""
+def source(host: Host, place: Place, runtime: str) -> str:
+    """The template or drop-in that has our runtime, from which the next start makes config.toml; `` for none."""
     paths = (*host.glob(f"{place.directory}/*.toml.tmpl"), *host.glob(f"{place.directory}/*.toml.d/*.toml"))
-    return next((path for path in paths if runtime in host.text(path)), None)
+    return next((path for path in paths if runtime in host.text(path)), "")
 
 
 def _generation(host: Host, place: Place, loaded: Loaded) -> int:

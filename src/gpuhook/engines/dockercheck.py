@@ -210,10 +210,6 @@ def _settings(info: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _others(view: _View) -> Iterator[Finding]:
-    for name, entry in view.known.items():
-        if name not in view.ours and os.path.basename(_path(entry)).startswith("nvidia-container-runtime"):
-            what = f"the runtime {shown(name)} is NVIDIA's, {_path(entry)}: containers that name it bypass gpuhook"
-            yield Finding("note", "toolkit-runtime", what, f"{_CONFIGURE} --runtime-name {name}")
     for name, entry in runtimes(view.document).items():
         path, shim, more = ((entry or {}).get(key) for key in ("path", "runtimeType", "options"))
         if bool(path) == bool(shim) or (path and more):

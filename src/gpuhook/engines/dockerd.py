@@ -80,7 +80,8 @@ def find(host: Host, config: str) -> Place:
     unit = _unit(host)
     if config:
         readers = tuple(d for d in (*mine, *unit) if host.same(_reads(host, d), config))
-        kind: Kind = readers[0].kind if readers else _kind_of(host, config)
+        snap = config.startswith("/var/snap/docker/")
+        kind: Kind = readers[0].kind if readers else "snap" if snap else "rootless" if host.uid else "system"
         others = () if any(d.pid for d in readers) else mine
         return Place(config, kind, readers, tuple(f"{d.source} reads {_reads(host, d)}, not {config}" for d in others))
     return _rootless(host, mine, unit, daemons) if host.uid else _rootful(host, mine, unit, daemons)
@@ -150,12 +151,6 @@ def _reads(host: Host, daemon: Daemon) -> str:
     """The file that a daemon reads."""
     usual = {"system": SYSTEM_CONFIG, "snap": SNAP_CONFIG, "rootless": f"{host.config_home}/docker/daemon.json"}
     return daemon.config or usual[daemon.kind]
-
-
-def _kind_of(host: Host, path: str) -> Kind:
-    if path.startswith("/var/snap/docker/"):
-        return "snap"
-    return "system" if host.uid == 0 else "rootless"
 
 
 def _program(host: Host) -> bool:
@@ -277,31 +272,24 @@ def sockets(host: Host, place: Place) -> tuple[str, ...]:
     return (*named, "unix:///var/run/docker.sock", "unix:///run/docker.sock")
 
 
-def context(host: Host, place: Place) -> tuple[str, str]:
-    """Whom the docker command talks to instead of the daemon of `place`: (what says so, what it says), else two ``."""
-    address = host.environ.get("DOCKER_HOST", "")
-    if address:
-        return ("", "") if address in sockets(host, place) else ("DOCKER_HOST", address)
-    name = host.environ.get("DOCKER_CONTEXT") or (host.ask("docker", "context", "show") or "").strip()
-    if name in ("", "default"):
-        return "", ""
-    address = (host.ask("docker", "context", "inspect", name, "--format", "{{.Endpoints.docker.Host}}") or "").strip()
-    return ("", "") if address in sockets(host, place) else ("docker's context", name)
-
-
 def context_notes(host: Host, place: Place) -> tuple[str, ...]:
-    """What `context` found, as sentences."""
-    what, value = context(host, place)
-    if not what:
+    """That the docker command talks to another daemon than that of `place`, where it does."""
+    what, value = "DOCKER_HOST", host.environ.get("DOCKER_HOST", "")
+    address = value
+    if not value:
+        what = "docker's context"
+        value = host.environ.get("DOCKER_CONTEXT") or (host.ask("docker", "context", "show") or "").strip()
+        if value in ("", "default"):
+            return ()
+        address = host.ask("docker", "context", "inspect", value, "--format", "{{.Endpoints.docker.Host}}") or ""
+    if address.strip() in sockets(host, place):
         return ()
     if "desktop" in value:
         return (
             f"{what} is {shown(value)}: the docker command talks to Docker Desktop, whose daemon runs in a virtual "
             "machine and reads none of this host's files; `docker context use default` is for this host's dockerd",
         )
-    return (
-        f"{what} is {shown(value)}: the docker command talks to another daemon than the one that reads {place.path}",
-    )
+    return (f"{what} is {shown(value)}: the docker command talks to another daemon than that which reads {place.path}",)
 
 
 def restart(host: Host, place: Place, document: dict[str, Any], why: str) -> Restart:

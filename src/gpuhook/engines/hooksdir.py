@@ -18,9 +18,7 @@ from gpuhook.errors import GpuhookError, shown
 DEFAULT = "/usr/share/containers/oci/hooks.d"  # what both engines read where nothing is configured
 NAME = "99-gpuhook.json"
 
-_MARGIN = (
-    10  # seconds that the runtime waits for the hook beyond the hook's own deadline, so that its error comes first
-)
+_MARGIN = 10  # seconds that the runtime waits beyond the hook's own deadline, so that the hook's error comes first
 _ENVIRONMENT = "PATH=/usr/sbin:/usr/bin:/sbin:/bin"
 _NVIDIA = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")
 
@@ -76,12 +74,9 @@ def _own(host: Host) -> tuple[str, ...]:
 
 def notes(host: Host, folders: Sequence[str]) -> tuple[str, ...]:
     """What a person is to know of hooks that others put there."""
-    found = [path for path, document in _documents(host, folders) if _program(document) in _NVIDIA]
-    return tuple(
-        f"{path} calls NVIDIA's hook as well: remove that file, or GPUs are set up twice in containers that "
-        f"gpuhook's runtime does not start"
-        for path in found
-    )
+    why = "remove that file, or GPUs are set up twice in containers that gpuhook's runtime does not start"
+    paths = (path for path, document in _documents(host, folders) if _program(document) in _NVIDIA)
+    return tuple(f"{path} calls NVIDIA's hook as well: {why}" for path in paths)
 
 
 def check(host: Host, options: Options, folders: Sequence[str], *, registered: bool) -> Iterator[Finding]:
@@ -97,10 +92,10 @@ def check(host: Host, options: Options, folders: Sequence[str], *, registered: b
                 text = f"{path} and the runtime are both configured: the runtime puts its own hook in the place of this"
                 yield Finding("note", "hook-file", text)
         elif name in _NVIDIA:
-            level, what = ("note", "") if registered else ("warning", ", and so does gpuhook where it has its hook")
+            what = "" if registered else ", and so does gpuhook where it has its hook"
             text = f"{path} calls NVIDIA's hook for each container it matches{what}"
             hint = "remove it, unless containers without gpuhook's runtime need it"
-            yield Finding("note" if level == "note" else "warning", "toolkit-hook", text, hint)
+            yield Finding("note" if registered else "warning", "toolkit-hook", text, hint)
         elif not host.exists(_path(document)):
             text = f"{path} calls {shown(_path(document))}, which is not there: engines skip the file"
             yield Finding("note", "hook-file", text, "remove the file")
@@ -128,10 +123,8 @@ def _ours(host: Host, options: Options, path: str, document: Value) -> Iterator[
         text = f"{path} calls the hook at another stage than prestart or createRuntime"
         yield Finding("problem", "hook-file", text, again)
     elif document.get("when") != {"always": True}:
-        text = (
-            f"{path} calls the hook for some containers only: when is {shown(document.get('when', 'of version 0.1.0'))}"
-        )
-        yield Finding("note", "hook-file", text)
+        when = shown(document.get("when", "of version 0.1.0"))
+        yield Finding("note", "hook-file", f"{path} calls the hook for some containers only: when is {when}")
     else:
         yield Finding("ok", "hook-file", f"{path} calls {hook['path']} for every container")
 
@@ -141,24 +134,14 @@ def _ours(host: Host, options: Options, path: str, document: Value) -> Iterator[
 
 def _documents(host: Host, folders: Sequence[str]) -> Iterator[tuple[str, Value]]:
     """Each file as the engine names it, with its document or with the error that the engine would meet."""
-    paths: dict[str, str] = {}
-    for folder in folders:
-        for name in _names(host, folder):
-            paths[name] = f"{folder}/{name}"
-    for name in sorted(paths):
+    paths = {os.path.basename(path): path for folder in folders for path in host.glob(f"{folder}/*.json")}
+    for _, path in sorted(paths.items()):
         try:
-            content = host.read(paths[name])
+            content = host.read(path)
             if content is not None:
-                yield paths[name], parse(paths[name], content)
+                yield path, parse(path, content)
         except GpuhookError as error:
-            yield paths[name], error
-
-
-def _names(host: Host, folder: str) -> list[str]:
-    try:
-        return [name for name in os.listdir(host.real(folder)) if name.endswith(".json")]
-    except OSError:
-        return []
+            yield path, error
 
 
 def parse(path: str, content: str) -> dict[str, Value]:

@@ -67,8 +67,8 @@ class Host:
         return os.path.lexists(self.real(path))
 
     def glob(self, pattern: str) -> tuple[str, ...]:
-        """The paths that match, sorted, as the engine names them."""
-        return tuple(sorted(path[len(self.root) :] for path in glob.glob(self.real(pattern))))
+        """The paths that match, sorted, as the engine names them; `*` stands for a dot in front too, as for Go."""
+        return tuple(sorted(path[len(self.root) :] for path in glob.glob(self.real(pattern), include_hidden=True)))
 
     def read(self, path: str) -> str | None:
         """The text of a configuration file, None where there is none.

@@ -23,7 +23,6 @@ _PROGRAMS = (
     "nvidia-ctk",
 )
 _NAMED = re.compile(r"nvidia-container-(?:runtime(?:-hook)?|toolkit)\b", re.ASCII)
-_HOOKS = ("/usr/share/containers/oci/hooks.d/*.json", "/etc/containers/oci/hooks.d/*.json")
 # engine -> files in which a runtime of NVIDIA's may be named
 _CONFIGURATIONS = {
     "docker": ("/etc/docker/daemon.json", "/var/snap/docker/current/config/daemon.json"),
@@ -49,12 +48,11 @@ def findings(host: Host, settings: Config, prefix: str) -> Iterator[Finding]:
 def toolkit(host: Host) -> Iterator[Finding]:
     """Whether NVIDIA's container toolkit is here too, and who uses it."""
     programs = [name for name in _PROGRAMS if host.which(name) is not None]
-    hooks = [path for pattern in _HOOKS for path in host.glob(pattern) if _names_nvidia(host, path)]
     uses = {
         engine: [path for pattern in patterns for path in host.glob(pattern) if _names_nvidia(host, path)]
         for engine, patterns in _CONFIGURATIONS.items()
     }
-    if not programs and not hooks and not any(uses.values()):
+    if not programs and not any(uses.values()):
         yield Finding("ok", "toolkit", "NVIDIA's container toolkit is not here")
         return
     if programs:
@@ -62,12 +60,6 @@ def toolkit(host: Host) -> Iterator[Finding]:
         if host.which("nvidia-container-runtime-hook") is not None:
             text += "; `docker run --gpus` takes its hook, which gpuhook-runtime replaces by its own"
         yield Finding("note", "toolkit", text)
-    for path in hooks:
-        text = (
-            f"{path} gives each container that asks for GPUs NVIDIA's hook; in those that go through gpuhook-runtime"
-            " gpuhook's takes its place"
-        )
-        yield Finding("note", "toolkit-hook", text, "remove that file if all shall go through gpuhook")
     for engine, paths in uses.items():
         for path in paths:
             text = f"{path} names NVIDIA's runtime: containers of {engine} that ask for it by its name go there"

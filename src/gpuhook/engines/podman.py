@@ -157,12 +157,7 @@ def _paths(host: Host, options: Options) -> tuple[str, list[str]]:
 
 
 def _drop_ins(host: Host, main: str) -> list[str]:
-    try:
-        names = sorted(os.listdir(host.real(f"{main}.d")))
-    except OSError:
-        return []
-    paths = [f"{main}.d/{name}" for name in names if name.endswith(".conf")]
-    return [path for path in paths if not os.path.isdir(host.real(path))]
+    return [path for path in host.glob(f"{main}.d/*.conf") if not os.path.isdir(host.real(path))]
 
 
 def _target(host: Host, options: Options, main: str) -> str:
