@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from gpuhook.cli import configure as command
-from gpuhook.cli import main
+from gpuhook.cli import main, restarting
 from gpuhook.config import load
+from gpuhook.engines.host import Host
 from gpuhook.engines.model import Restart
 from gpuhook.engines.transaction import Change
 from gpuhook.errors import EXIT_CODES, GpuhookError
@@ -126,22 +127,63 @@ def test_what_a_person_reads(cli: Cli) -> None:
         " }\n\\ No newline at end of file\n"
     )
     done = cli("configure", "docker", "--config", path, "--dry-run")
-    assert (done.code, done.out, done.err) == (0, diff, "")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith(diff + f"{path} would be changed\nnote: ")
+    assert "\nnote: a container gets its GPUs with `docker run --runtime gpuhook`" in done.out
     assert path.read_text() == DAEMON
     assert not (cli.world.path / "var/lib").exists()
     done = cli("configure", "docker", "--config", path)
     assert done.out.startswith(diff + f"{path} is changed\n")
-    assert done.out.splitlines()[-1].startswith("next: ")
+    done = cli("unconfigure", "docker", "--dry-run")
+    assert f"\n{path} would be as it was before gpuhook\n" in done.out
+    assert path.read_text() != DAEMON
     done = cli("unconfigure", "docker")
     assert f"\n{path} is as it was before gpuhook\n" in done.out
-    assert "note: containers and RuntimeClasses" in done.out
+    assert "note: containers that name a runtime which is gone" in done.out
+    assert "RuntimeClass" not in done.out
+
+
+@pytest.mark.parametrize(
+    ("engine", "needed", "dry", "wet"),
+    [
+        ("containerd", True, "after that: restart ", "next: restart "),
+        ("crio", True, "after that: systemctl restart crio", "next: systemctl restart crio"),
+        ("podman", False, "podman reads its files at each command", "podman reads its files at each command"),
+    ],
+)
+def test_what_is_to_be_restarted(cli: Cli, engine: str, needed: bool, dry: str, wet: str) -> None:
+    """A dry run says it too, and a program is told that podman has nothing to restart; of RuntimeClasses hear those
+    alone whom Kubernetes uses."""
+    words = (engine, "--config", cli.file(engine))
+    assert cli("configure", *words, "--dry-run").out.splitlines()[-1].startswith(dry)
+    found = cli.document("configure", *words)
+    assert (found["restart"]["needed"], bool(found["restart"]["sentence"])) == (needed, True)
+    assert cli("unconfigure", engine, "--dry-run").out.splitlines()[-1].startswith(dry)
+    assert ("RuntimeClasses" in cli("unconfigure", engine, "--dry-run").out) is needed
+    assert cli("unconfigure", engine).out.splitlines()[-1].startswith(wet)
+
+
+def test_a_docker_that_does_not_run_needs_no_restart(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], world: World
+) -> None:
+    monkeypatch.setattr(Host, "processes", lambda _self, _program: iter(()))
+    path = folder / "daemon.json"
+    path.write_text(DAEMON)
+    for words in (["configure", "docker", "--config", str(path)], ["unconfigure", "docker"]):
+        assert main(["gpuhook", *words, "--json"], str(world.path)) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert (found["changed"], found["restart"]["needed"]) == (True, False)
+        assert found["restart"]["sentence"].startswith("dockerd does not run")
 
 
 def test_a_name_with_a_line_end_makes_no_line_of_the_diff(cli: Cli) -> None:
     path = cli.etc / "a\n+b.json"
     path.write_text("{}")
     rows = cli("configure", "docker", "--config", path, "--dry-run").out.splitlines()
-    assert [row for row in rows if "b.json" in row] == [f"{mark} {cli.etc}/a\\n+b.json" for mark in ("---", "+++")]
+    assert [row for row in rows if "b.json" in row] == [
+        *(f"{mark} {cli.etc}/a\\n+b.json" for mark in ("---", "+++")),
+        f"{cli.etc}/a\\n+b.json would be changed",
+    ]
 
 
 def test_the_diff_is_one_that_patch_takes(cli: Cli) -> None:
@@ -152,16 +194,16 @@ def test_the_diff_is_one_that_patch_takes(cli: Cli) -> None:
 
 
 def test_r139_json_tells_what_changed(cli: Cli) -> None:
-    path = cli.file("docker")
-    words = ("docker", "--config", path)
+    path = cli.file("containerd")
+    words = ("containerd", "--config", path)
     first, again = cli.document("configure", *words), cli.document("configure", *words)
     assert (first["changed"], again["changed"]) == (True, False)
     assert [item["outcome"] for item in first["files"] + again["files"]] == ["changed", "same"]
     assert first["files"][0]["diff"].startswith(f"--- {path}\n")
     assert (first["restart"]["needed"], again["restart"]["needed"]) == (True, False)
-    assert cli.document("unconfigure", "docker", "--dry-run")["changed"] is True
-    assert cli.document("unconfigure", "docker")["files"][0]["outcome"] == "restored"
-    assert cli.document("unconfigure", "docker")["changed"] is False
+    assert cli.document("unconfigure", "containerd", "--dry-run")["changed"] is True
+    assert cli.document("unconfigure", "containerd")["files"][0]["outcome"] == "restored"
+    assert cli.document("unconfigure", "containerd")["changed"] is False
 
 
 def test_options_add_up(cli: Cli) -> None:
@@ -477,26 +519,26 @@ def test_unconfigure_restarts_each_containerd_that_had_been_configured(
 
 def test_restart_runs_the_command(programs: Callable[[str, str], None], folder: Path) -> None:
     programs("snap", f'echo "$@" >{folder}/said')
-    assert command.restarted(Restart(("snap", "restart", "docker"), "")) == (True, "")
+    assert restarting.restarted(Restart(("snap", "restart", "docker"), "")) == (True, "")
     assert (folder / "said").read_text() == "restart docker\n"
 
 
 def test_restart_that_fails_is_an_error_with_the_engines_words(programs: Callable[[str, str], None]) -> None:
     programs("snap", "echo 'error: snap \"docker\" has no services' >&2; exit 3")
     with pytest.raises(GpuhookError) as caught:
-        command.restarted(Restart(("snap", "restart", "docker"), ""))
+        restarting.restarted(Restart(("snap", "restart", "docker"), ""))
     assert caught.value.reference == "engine-restart-failed"
     for part in ("`snap restart docker`", "status 3", "has no services"):
         assert part in caught.value.message
 
 
 def test_restart_of_a_program_that_is_not_there_and_of_nothing(programs: Callable[[str, str], None]) -> None:
-    assert command.restarted(Restart(("snap", "restart"), "")) == (False, "nothing was restarted: snap is not there")
-    assert command.restarted(Restart((), "podman reads its files each time")) == (False, "")
+    assert restarting.restarted(Restart(("snap", "restart"), "")) == (False, "nothing was restarted: snap is not there")
+    assert restarting.restarted(Restart((), "podman reads its files each time")) == (False, "")
 
 
 def test_restart_that_hangs_ends(programs: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch) -> None:
     programs("snap", "exec /bin/sleep 60")
-    monkeypatch.setattr(command, "_DEADLINE", 0.2)
+    monkeypatch.setattr(restarting, "_DEADLINE", 0.2)
     with pytest.raises(GpuhookError, match="did not end"):
-        command.restarted(Restart(("snap",), ""))
+        restarting.restarted(Restart(("snap",), ""))

@@ -2,8 +2,6 @@
 
 import os
 import re
-import shutil
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,16 +11,16 @@ import click
 from gpuhook import config as configuration
 from gpuhook import configfile, configtrust, engines
 from gpuhook.cli import prefix, render
+from gpuhook.cli.restarting import restarted
 from gpuhook.engines import leftover, transaction
 from gpuhook.engines import store as stores
 from gpuhook.engines.host import Host
 from gpuhook.engines.model import FileEdit, Options, Proposal, Restart, Set
 from gpuhook.engines.transaction import Change
-from gpuhook.errors import GpuhookError, shown
+from gpuhook.errors import GpuhookError
 
 _ENGINES = click.Choice(list(engines.NAMES))
 _TABLE = "\n".join(f"  {name:<10}  {text}" for name, text in engines.NAMES.items())
-_DEADLINE = 300  # seconds for an engine's restart; systemd itself gives up earlier
 _PRIVILEGED = (
     Set(("request", "accept-env-when-unprivileged"), False),
     Set(("request", "accept-devices-as-volume-mounts"), True),
@@ -56,7 +54,7 @@ Engines:
 
 \b
 Examples:
-  gpuhook configure docker --dry-run              # only the diff; nothing is written
+  gpuhook configure docker --dry-run              # what would change; nothing is written
   gpuhook configure docker --restart
   gpuhook configure containerd --default-runtime --privileged-only
   gpuhook configure containerd --config /var/lib/rancher/k3s/agent/etc/containerd/config-v3.toml.tmpl
@@ -103,7 +101,7 @@ nothing was changed.
 @click.option(
     "--hook", "hook_only", is_flag=True, help="Write into the engine's OCI hooks directory (crio, podman); no runtime."
 )
-@click.option("--dry-run", is_flag=True, help="Show the diff alone; write nothing.")
+@click.option("--dry-run", is_flag=True, help="Show the diff and what is to be known of it; write nothing.")
 @click.option("--restart", is_flag=True, help="Make the engine read it, where an init system runs.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def configure(  # noqa: PLR0917 - click names them
@@ -153,7 +151,8 @@ def configure(  # noqa: PLR0917 - click names them
             proposal, changes = plan()
             transaction.commit(store, changes)
     names = ", ".join(change.path for change in changes)
-    lines = [_CONFIGURED[change.outcome].format(change.path) for change in changes if change.changes_file]
+    words = _CONFIGURED if not dry_run else _WOULD
+    lines = [words[change.outcome].format(change.path) for change in changes if change.changes_file]
     if not lines:
         lines = [f"{engine} is configured already: {names}, nothing to change"]
     _tell(_Result(engine, changes, lines, proposal.notes, _own(where), dry_run, restart, as_json))
@@ -162,7 +161,7 @@ def configure(  # noqa: PLR0917 - click names them
 @click.command(
     epilog="""\b
 Examples:
-  gpuhook unconfigure docker --dry-run    # only the diff; nothing is written
+  gpuhook unconfigure docker --dry-run    # what would change; nothing is written
   gpuhook unconfigure docker --restart
 
 Exit status: 0, also where nothing had been configured (with --json `changed` tells); else that of the error, and then
@@ -177,7 +176,7 @@ nothing was changed.
     metavar="FILE",
     help="Only what was done for this file.",
 )
-@click.option("--dry-run", is_flag=True, help="Show the diff alone; write nothing.")
+@click.option("--dry-run", is_flag=True, help="Show the diff and what is to be known of it; write nothing.")
 @click.option("--restart", is_flag=True, help="Make the engine read it, where an init system runs.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def unconfigure(engine: str, config: str | None, dry_run: bool, restart: bool, as_json: bool) -> None:
@@ -192,17 +191,28 @@ def unconfigure(engine: str, config: str | None, dry_run: bool, restart: bool, a
         changes = transaction.prepare_undo(store, engine, config or "")
     else:
         changes = transaction.undo(store, engine, config or "") if os.path.isdir(store.directory) else ()
-    lines = [_UNDONE[change.outcome].format(change.path, _wanted(change)) for change in changes]
+    words = _UNDONE if not dry_run else _UNDONE | _WOULD
+    lines = [words[change.outcome].format(change.path, _wanted(change)) for change in changes]
     if not changes:
         lines = [f"{engine}: gpuhook has configured nothing{f' for {config}' if config else ''}" + _whose(host)]
     options = Options(f"{where}/usr/bin/gpuhook-runtime", f"{where}/usr/bin/gpuhook-hook", config or "")
     named = any(change.changes_file and options.runtime.encode() in (change.before or b"") for change in changes)
-    notes = (_LEFT,) if named else ()  # a hook's file has no name that anybody could have used
+    # a hook's file has no name that anybody could have used
+    notes = (_LEFT[engine],) if named else ()
+    if engine == "docker" and not any(process.uid == host.uid for process in host.processes("dockerd")):
+        changes = tuple(replace(change, restart=_NO_DOCKERD) for change in changes)
     left = leftover.warnings(host, engine, options, changes)
     _tell(_Result(engine, changes, lines, notes, _own(where), dry_run, restart, as_json, left))
 
 
 _CONFIGURED = {"made": "{} is made", "changed": "{} is changed", "same": "", "kept": ""}
+_WOULD = {
+    "made": "{} would be made",
+    "changed": "{} would be changed",
+    "restored": "{} would be as it was before gpuhook",
+    "removed": "{} would be removed: gpuhook had made it",
+    "taken-out": "{}: gpuhook's entries would be taken out; what else changed since would be kept",
+}
 _UNDONE = {
     "restored": "{} is as it was before gpuhook",
     "removed": "{} is removed: gpuhook had made it",
@@ -212,10 +222,21 @@ _UNDONE = {
     "kept": "{} stays as it is: {} is configured with it, too",
 }
 _UNREAD = "nothing was restarted: no file changed; `gpuhook doctor` tells whether the engine has read its files since"
-_LEFT = (
-    "containers and RuntimeClasses that name a runtime which is gone now still name it, and do not start: make them "
-    "anew with another runtime, or configure the engine again"
+_CONTAINERS = (
+    "containers that name a runtime which is gone now still name it, and do not start: make them anew with another "
+    "runtime, or configure the engine again"
 )
+_RUNTIME_CLASSES = (
+    "RuntimeClasses whose handler is gone now still name it, and their pods do not start: remove them, or configure "
+    "the engine again"
+)
+_LEFT = {
+    "docker": _CONTAINERS,
+    "podman": _CONTAINERS,
+    "containerd": f"{_CONTAINERS}; {_RUNTIME_CLASSES}",
+    "crio": _RUNTIME_CLASSES,
+}
+_NO_DOCKERD = Restart((), "dockerd does not run: it reads its file when it starts", needed=False)
 
 
 def _wanted(change: Change) -> str:
@@ -311,16 +332,16 @@ def _tell(result: _Result) -> None:
     failed: GpuhookError | None = None
     for means in result.means:
         done, why = False, ""
-        line = f"next: {means.sentence}"
+        line = f"{'after that' if result.dry_run else 'next'}: {means.sentence}" if means.needed else means.sentence
         try:
             if result.restart and not result.dry_run:
                 done, why = restarted(means)
                 line = f"done: {' '.join(means.command)}" if done else f"{why + '; ' if why else ''}{line}"
         except GpuhookError as error:  # the others are tried all the same
             failed, why, line = failed or error, error.message, f"not done: {means.sentence}"
-        told.append({"needed": True, "command": list(means.command), "done": done})
+        told.append({"needed": means.needed, "command": list(means.command), "done": done})
         told[-1] |= {"sentence": means.sentence, "why_not": why}
-        if not result.as_json and not result.dry_run:
+        if not result.as_json:
             click.echo(line)
     if not told:
         why = _UNREAD if result.restart and not result.dry_run else ""
@@ -334,10 +355,8 @@ def _tell(result: _Result) -> None:
 
 
 def _lines(result: _Result) -> list[str]:
-    """For a person; of a dry run the diff alone."""
+    """For a person: the diff, what becomes of each file, and what is to be known of it."""
     lines = [render.coloured(line) for change in result.changes for line in diff(change)]
-    if result.dry_run and result.changed:
-        return lines
     lines += [render.plain(line) for line in result.lines]
     lines += [f"note: {render.plain(text)}" for text in result.notes]
     return lines + [render.bad(f"warning: {render.plain(text)}") for text in result.warnings]
@@ -369,42 +388,3 @@ def _document(result: _Result, restarts: list[dict[str, Any]], failed: GpuhookEr
 def diff(change: Change) -> list[str]:
     """The lines of a unified diff of what changes in a file; none where nothing does."""
     return render.difference(change.path, change.before, change.after)
-
-
-# --- restarting -----------------------------------------------------------------------------------------------------
-
-
-def restarted(means: Restart) -> tuple[bool, str]:
-    """Run the command that makes the engine read its configuration: whether it was run, and why not.
-
-    GpuhookError `engine-restart-failed`.
-    """
-    if not means.command:
-        return False, ""
-    program = shutil.which(means.command[0])
-    if program is None:
-        return False, f"nothing was restarted: {means.command[0]} is not there"
-    if means.command[0] == "systemctl" and not os.path.isdir("/run/systemd/system"):  # sd_booted(3)
-        return False, "nothing was restarted: no init system runs here"
-    line = " ".join(means.command)
-    hint = "the configuration is written; look at the engine's log, or take it back with `gpuhook unconfigure`"
-    try:
-        ended = subprocess.run(  # noqa: S603 - the engine's module gave it
-            [program, *means.command[1:]],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_DEADLINE,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        text = f"`{line}` did not end within {_DEADLINE} seconds"
-        raise GpuhookError("engine-restart-failed", text, hint) from None
-    except OSError as error:
-        raise GpuhookError("engine-restart-failed", f"`{line}` can't be run: {error.strerror}", hint) from None
-    if ended.returncode:
-        said = (ended.stderr.strip() or ended.stdout.strip()).splitlines()
-        why = f": {shown(said[0], 200)}" if said else ""
-        raise GpuhookError("engine-restart-failed", f"`{line}` ended with status {ended.returncode}{why}", hint)
-    return True, ""

@@ -300,7 +300,7 @@ def restart(host: Host, place: Place, document: dict[str, Any], why: str) -> Res
         why = why or "a reload forgets the runtimes of --add-runtime; the file is read"
     if place.kind != "snap" and not pid:
         how = f" (`{' '.join(control)} start docker`)" if _has_unit(host, place) else ""
-        return Restart((), f"dockerd does not run: it reads the file when it starts{how}")
+        return Restart((), f"dockerd does not run: it reads the file when it starts{how}", needed=False)
     if place.kind == "snap" or why:
         command = _start_command(host, place, "restart")
         how = f"`{' '.join(command)}`" if command else f"end process {pid} and start dockerd as before"

@@ -83,11 +83,13 @@ class FileEdit:
 
 @dataclass(frozen=True)
 class Restart:
-    """What makes the engine read its configuration: `command` (argv; empty: nothing is needed), and the sentence that
-    tells a person (`systemctl restart containerd`, `snap restart docker`, or why none is needed)."""
+    """What makes the engine read its configuration: `command` (argv; empty: there is none that gpuhook could run), and
+    the sentence that tells a person (`systemctl restart containerd`, `snap restart docker`, or why none is needed).
+    `needed`: whether a process runs that has to be restarted, as far as it is known."""
 
     command: tuple[str, ...]
     sentence: str
+    needed: bool = True
 
 
 @dataclass(frozen=True)

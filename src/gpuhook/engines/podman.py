@@ -34,7 +34,7 @@ _NO_CGROUPS = ("engine", "runtime_supports_nocgroups")
 _NO_CGROUPS_BUILT_IN = ("crun", "krun")
 _BUILT_IN = ("crun", "runc")  # podman's default is the first that is there
 
-_RESTART = Restart((), "podman reads its files at each command: nothing is to be restarted")
+_RESTART = Restart((), "podman reads its files at each command: nothing is to be restarted", needed=False)
 
 
 def propose(host: Host, options: Options) -> Proposal:

@@ -55,7 +55,7 @@ _SCHEMA = _these(
     base=_TEXT,
     states={**_many(_these(after=_HASH, undos=_many(_UNDO))), "minItems": 1},
     directories=_many(_PATH),
-    restart=_these(command=_many(_TEXT), sentence=_TEXT),
+    restart=_these(command=_many(_TEXT), sentence=_TEXT, needed={"type": "boolean"}),
 )
 
 
@@ -337,7 +337,7 @@ def _decoded(document: dict[str, Any]) -> Record:
         owners=tuple(Owner(**item) for item in document["owners"]),
         states=tuple(State(item["after"], tuple(map(_redo, item["undos"]))) for item in document["states"]),
         directories=tuple(document["directories"]),
-        restart=Restart(tuple(restart["command"]), restart["sentence"]),
+        restart=Restart(tuple(restart["command"]), restart["sentence"], restart["needed"]),
     )
 
 
