@@ -129,11 +129,8 @@ def _missing(host: Host, place: Place, loaded: Loaded, origin: str, options: Opt
 
 
 def _default(name: str, default: str, runtimes: Table, values: Table) -> Iterator[Finding]:
-    if default == name:
-        yield Finding("ok", "default-runtime", f"{name} is the default runtime: pods need no RuntimeClass")
-    else:
-        text = f"the default runtime is {shown(default)}: a pod asks for {name} by a RuntimeClass with that handler"
-        yield Finding("note", "default-runtime", text)
+    otherwise = f"a pod asks for {name} by a RuntimeClass with that handler"
+    yield findings.default_runtime(default == name, shown(default), otherwise)
     other = runtimes.get(default if default != name else "runc")
     if not isinstance(other, dict):
         if default != name:

@@ -138,16 +138,10 @@ def _target(options: Options, main: str) -> str:
 
 def _tables(found: tuple[Layer, ...]) -> dict[str, dict[str, Value]]:
     """The table of each runtime in force: the last one, whole."""
-    tables: dict[str, dict[str, Value]] = {}
-    for layer in found:
-        runtimes = layer.get(*_RUNTIMES)
-        if runtimes is ABSENT:
-            continue
-        for name in runtimes if isinstance(runtimes, dict) else ():
-            layer.get(*_RUNTIMES, name, "runtime_path")  # refuses an entry that is no table
-            tables[name] = runtimes[name]
-        if not isinstance(runtimes, dict):
-            layer.get(*_RUNTIMES, "")
+    tables = {}
+    for layer, name in layers.entries(found, *_RUNTIMES):
+        layer.get(*_RUNTIMES, name, "")  # refuses an entry that is no table
+        tables[name] = layer.get(*_RUNTIMES, name)
     return tables
 
 
@@ -193,7 +187,9 @@ def check(host: Host, options: Options) -> tuple[Finding, ...]:
     said += [*_registered(options, found, names, hooked)]
     if names:
         said += findings.program(host, options.runtime, f"runtime {names[0]} is")
-        said.append(_default(names, default))
+        default = default or "the one built into CRI-O"
+        otherwise = f"pods name {names[0]} by a RuntimeClass"
+        said.append(findings.default_runtime(default in names, default, otherwise))
         sentence, hint = layers.other_low_level(host, options, "CRI-O", theirs)
         said += [Finding("warning", "low-level", sentence, hint)] if sentence else []
         said += _in_force(host, names)
@@ -202,29 +198,19 @@ def check(host: Host, options: Options) -> tuple[Finding, ...]:
 
 
 def _registered(options: Options, found: tuple[Layer, ...], names: tuple[str, ...], hooked: bool) -> Iterator[Finding]:
-    for name in names:
-        layer = [layer for layer in found if layer.get(*_RUNTIMES, name) is not ABSENT][-1]
+    ours = [
+        (layer, name)
+        for layer, name in layers.entries(found, *_RUNTIMES)
+        if layer.get(*_RUNTIMES, name, "runtime_path") == options.runtime
+    ]
+    for name, layer in {name: layer for layer, name in ours if name in names}.items():
         place = layer.place(*_RUNTIMES, name, "runtime_path")
         yield Finding("ok", "runtime", f"runtime {name} is {options.runtime} ({place})")
-    shadowed = False
-    for layer in found:
-        runtimes = layer.get(*_RUNTIMES)
-        for name, table in runtimes.items() if isinstance(runtimes, dict) else ():
-            if table.get("runtime_path") == options.runtime and name not in names:
-                shadowed = True
-                last = [other for other in found if other.get(*_RUNTIMES, name) is not ABSENT][-1]
-                text = f"{layer.place(*_RUNTIMES, name)} is replaced by {last.place(*_RUNTIMES, name)}, read after it"
-                yield Finding("problem", "conflict", text, "remove the later table, or configure again")
-    if not names and not shadowed and not hooked:
-        hint = "run gpuhook configure crio"
-        yield Finding("problem", "runtime", f"no runtime of CRI-O is {options.runtime}", hint)
-
-
-def _default(names: tuple[str, ...], default: str) -> Finding:
-    if default in names:
-        return Finding("ok", "default-runtime", f"{default} is the default runtime")
-    text = f"the default runtime is {default or 'the one built into CRI-O'}: pods name {names[0]} by a RuntimeClass"
-    return Finding("note", "default-runtime", text)
+    for layer, name in ours:
+        if name not in names:
+            yield layers.replaced(found, layer, *_RUNTIMES, name)
+    if not ours and not hooked:
+        yield Finding("problem", "runtime", f"no runtime of CRI-O is {options.runtime}", "gpuhook configure crio")
 
 
 def _in_force(host: Host, names: tuple[str, ...]) -> Iterator[Finding]:

@@ -103,10 +103,8 @@ def _is_ours(host: Host, path: str, options: Options) -> bool:
 def _registered(view: _View) -> Iterator[Finding]:
     name = view.options.runtime_name
     if "runc" in runtimes(view.document):
-        where = view.at("runtimes", "runc")
-        yield Finding(
-            "problem", "runtime", f"{where}: dockerd does not start: `runc` is its own name", "rename that entry"
-        )
+        what = f"{view.at('runtimes', 'runc')}: dockerd does not start: `runc` is its own name"
+        yield Finding("problem", "runtime", what, "rename that entry")
     if not view.ours:
         if name in view.known:
             program = shown(_path(view.known[name]) or view.known[name])
@@ -132,12 +130,9 @@ def _default(view: _View) -> Iterator[Finding]:
         where = view.at("default-runtime")
         what = f"{where}: dockerd does not start: the default runtime {shown(name)} is not among the runtimes"
         yield Finding("problem", "default-runtime", what, "name one of `runtimes`, or take `default-runtime` out")
-    elif name in view.ours:
-        yield Finding("ok", "default-runtime", f"{shown(name)} is the default runtime: no container needs --runtime")
     elif view.ours:
-        what = f"the default runtime is {shown(name)}"
-        what += f": a container gets its GPUs with `docker run --runtime {view.ours[0]}`"
-        yield Finding("note", "default-runtime", what, f"{_CONFIGURE} --runtime-name {view.ours[0]} --default-runtime")
+        otherwise = f"a container gets its GPUs with `docker run --runtime {view.ours[0]}`"
+        yield findings.default_runtime(name in view.ours, shown(name), otherwise)
 
 
 def _running(view: _View) -> Iterator[Finding]:

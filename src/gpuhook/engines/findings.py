@@ -25,3 +25,10 @@ def program(host: Host, path: str, where: str) -> Iterator[Finding]:
         return
     hint = "install gpuhook, or configure the engine anew"
     yield Finding("problem", "runtime-program", f"{where} {path}, which {what}", hint)
+
+
+def default_runtime(ours: bool, default: str, otherwise: str) -> Finding:
+    """What containers get that name no runtime; `otherwise` says how they get gpuhook's where that is not it."""
+    if ours:
+        return Finding("ok", "default-runtime", f"{default} is the default runtime")
+    return Finding("note", "default-runtime", f"the default runtime is {default}: {otherwise}")

@@ -1,14 +1,14 @@
 """Configuration that an engine reads from several TOML files, the later ones over the earlier: what is in force, and
 which file says so. Also what an engine's module asks of gpuhook's own configuration."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gpuhook import configfile
 from gpuhook.config import Config
 from gpuhook.engines import tomltext
 from gpuhook.engines.host import Host
-from gpuhook.engines.model import ABSENT, Options, Value
+from gpuhook.engines.model import ABSENT, Finding, Options, Value
 from gpuhook.errors import GpuhookError, shown
 
 _LAUNCHER = "/usr/bin/gpuhook-runtime"
@@ -85,6 +85,22 @@ def after(layers: Sequence[Layer], paths: Sequence[str], target: str) -> tuple[L
     """The layers that the engine reads after `target`; `paths` is the order, with `target` in it."""
     later = paths[paths.index(target) + 1 :]
     return tuple(layer for layer in layers if layer.path in later)
+
+
+def entries(layers: Sequence[Layer], *path: str) -> Iterator[tuple[Layer, str]]:
+    """Each entry of the tables at `path`, with its file. GpuhookError `engine-config-invalid`."""
+    for layer in layers:
+        table = layer.get(*path)
+        layer.get(*path, "")
+        for name in () if table is ABSENT else table:
+            yield layer, name
+
+
+def replaced(layers: Sequence[Layer], layer: Layer, *path: str) -> Finding:
+    """What stands at `path` is gpuhook's, and a file that is read later has something else there."""
+    last = [other for other in layers if other.get(*path) is not ABSENT][-1]
+    text = f"{layer.place(*path)} is replaced by {last.place(*path)}, read after it"
+    return Finding("problem", "conflict", text, "remove what stands there, or configure again")
 
 
 def conflict(engine: str, target: str, layer: Layer, path: tuple[str, ...], hint: str) -> GpuhookError:

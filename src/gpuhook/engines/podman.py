@@ -20,7 +20,6 @@ SHARE = "/usr/share/containers/containers.conf"
 SYSTEM = "/etc/containers/containers.conf"
 NAME = "99-gpuhook.conf"
 
-_ENGINE = ("engine",)
 _RUNTIMES = ("engine", "runtimes")
 _DEFAULT = ("engine", "runtime")
 _HOOKS = ("engine", "hooks_dir")
@@ -209,14 +208,8 @@ def _list(found: tuple[Layer, ...], path: tuple[str, ...], built_in: tuple[str, 
 
 def _runtimes(found: tuple[Layer, ...]) -> dict[str, tuple[tuple[str, ...], Layer]]:
     """Each runtime of the files: its paths, and the file that says so last."""
-    runtimes: dict[str, tuple[tuple[str, ...], Layer]] = {}
-    for layer in found:
-        table = layer.get(*_RUNTIMES)
-        if table is ABSENT:
-            continue
-        for name in table if isinstance(table, dict) else ("",):  # "": refuses what is no table
-            runtimes[name] = (layer.strings(*_RUNTIMES, name) or (), layer)
-    return runtimes
+    entries = layers.entries(found, *_RUNTIMES)
+    return {name: (layer.strings(*_RUNTIMES, name) or (), layer) for layer, name in entries}
 
 
 def _default_name(found: tuple[Layer, ...]) -> tuple[str, Layer | None]:
@@ -246,7 +239,7 @@ def check(host: Host, options: Options) -> tuple[Finding, ...]:
         found = layers.read(host, paths)
         runtimes = _runtimes(found)
         folders = _list(found, _HOOKS, (hooksdir.DEFAULT,))
-        default, layer = _default_name(found)
+        default, source = _default_name(found)
         json_names = _list(found, _JSON, _JSON_BUILT_IN)
         theirs = _default_path(host, options, found)
     except GpuhookError as error:
@@ -259,19 +252,23 @@ def check(host: Host, options: Options) -> tuple[Finding, ...]:
     ]
     if not names and not hooksdir.present(host, options, folders):
         text = f"no runtime of podman is {options.runtime}"
-        said.append(Finding("problem", "runtime", text, "run gpuhook configure podman"))
+        said.append(Finding("problem", "runtime", text, "gpuhook configure podman"))
     for name in names:
         said += _registered(host, options, name, *runtimes[name])
         if name not in json_names:
             text = f"runtime_supports_json lacks {name}: errors show with escaped quotes and line ends"
-            said.append(Finding("warning", "runtime-json", text, "run gpuhook configure podman"))
+            said.append(Finding("warning", "runtime-json", text, "gpuhook configure podman"))
     if names:
         said += findings.program(host, options.runtime, f"runtime {names[0]} is")
-        said.append(_default(names, default, layer))
+        where = f"{default} ({source.place(*_DEFAULT)})" if source is not None else "podman's own choice"
+        otherwise = f"containers need --runtime {names[0]}"
+        said.append(findings.default_runtime(default in names, where, otherwise))
         sentence, hint = layers.other_low_level(host, options, "podman", theirs)
         said += [Finding("note", "low-level", sentence, hint)] if sentence else []
         said += _asked(host, options, names)
-    said += _mixed(options, found, runtimes)
+    for layer, name in layers.entries(found, *_RUNTIMES):
+        if options.runtime in (layer.strings(*_RUNTIMES, name) or ()) and name not in names:
+            said.append(layers.replaced(found, layer, *_RUNTIMES, name))
     said += hooksdir.check(host, options, folders, registered=bool(names))
     return tuple(said)
 
@@ -285,27 +282,6 @@ def _registered(host: Host, options: Options, name: str, paths: tuple[str, ...],
         yield Finding("problem", "runtime", text, f"remove {first} from that list")
     else:
         yield Finding("ok", "runtime", f"runtime {name} is {options.runtime} ({place})")
-
-
-def _default(names: tuple[str, ...], default: str, layer: Layer | None) -> Finding:
-    if default in names and layer is not None:
-        return Finding("ok", "default-runtime", f"{default} is the default runtime ({layer.place(*_DEFAULT)})")
-    said = f"{default} ({layer.place(*_DEFAULT)})" if layer is not None else "podman's own choice"
-    text = f"the default runtime is {said}: containers need --runtime {names[0]}"
-    return Finding("note", "default-runtime", text)
-
-
-def _mixed(
-    options: Options, found: tuple[Layer, ...], runtimes: dict[str, tuple[tuple[str, ...], Layer]]
-) -> Iterator[Finding]:
-    """Entries of ours that a later file replaces."""
-    for layer in found:
-        table = layer.get(*_RUNTIMES)
-        for name in table if isinstance(table, dict) else ():
-            paths, last = runtimes[name]
-            if options.runtime in (layer.strings(*_RUNTIMES, name) or ()) and options.runtime not in paths:
-                text = f"{layer.place(*_RUNTIMES, name)} is replaced by {last.place(*_RUNTIMES, name)}, read after it"
-                yield Finding("problem", "conflict", text, "remove the later line, or configure again")
 
 
 def _asked(host: Host, options: Options, names: tuple[str, ...]) -> Iterator[Finding]:

@@ -156,7 +156,8 @@ class Store:
         data = self._read(name)
         if digest(data) != record.before:
             what = "is not there" if data is None else "is not what was stored"
-            raise self._unusable(f"{self.directory}/{name}", f"{what}: it holds {record.path} as it was before gpuhook")
+            what += f": it holds {record.path} as it was before gpuhook"
+            raise self._unusable(f"{self.directory}/{name}", what, f"{self.directory}/{_name(record.real)}")
         return data
 
     def save(self, record: Record, backup: bytes | None) -> None:
@@ -268,12 +269,16 @@ class Store:
             except OSError as error:
                 raise atomic.failed(f"{self.directory}/lock", error) from None
 
-    def _unusable(self, path: str, what: str) -> GpuhookError:
+    def _unusable(self, path: str, what: str, record: str = "") -> GpuhookError:
+        """The error for a file of the store; `record`: the one to remove, where it is another file."""
+        if path == self.directory:
+            hint = "nothing was changed: make it a directory of the caller's that nobody else may write, or remove it"
+            return GpuhookError("engine-undo-invalid", f"{path} {what}", hint)
         return GpuhookError(
             "engine-undo-invalid",
             f"{path} {what}",
-            f"nothing was changed: take gpuhook's entries out of the engine's file by hand, or restore it from a "
-            f"backup, then remove the file's entry from {self.directory}",
+            "nothing was changed: take gpuhook's entries out of the engine's file by hand, or restore it from a backup, "
+            f"then remove {record or path}",
         )
 
 

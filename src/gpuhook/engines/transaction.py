@@ -84,7 +84,7 @@ def prepare(host: Host, store: Store, proposal: Proposal, config: str = "") -> t
     """
     main = config or (proposal.files[0].path if proposal.files else "")
     owner = Owner(proposal.engine, main)
-    changes = tuple(_configured(host, store, proposal, owner, edit) for edit in proposal.files)
+    changes = [_configured(host, store, proposal, owner, edit) for edit in proposal.files]
     seen: dict[str, str] = {}
     for change in changes:
         other = seen.setdefault(change.real, change.path)
@@ -94,7 +94,17 @@ def prepare(host: Host, store: Store, proposal: Proposal, config: str = "") -> t
                 f"{other} and {change.path} are the same file, {change.real}, and gpuhook would write both",
                 "name another file: --config FILE or --drop-in FILE",
             )
-    return changes
+    if config and changes and changes[0].changes_file and not os.path.isdir(host.real(os.path.dirname(config))):
+        text = f"the folder of {config} is not there: is it the file that the engine reads?"
+        changes[0] = replace(changes[0], warnings=(text, *changes[0].warnings))
+    return tuple(changes)
+
+
+def _links(change: Change) -> tuple[str, ...]:
+    """A warning for a file with several names: it is replaced by a new one, under one of them."""
+    count = os.stat(change.real).st_nlink if change.before is not None else 1
+    text = f"{change.path} has {count} hard links: under its other names it stays as it was, from now on another file"
+    return (text,) if count > 1 else ()
 
 
 def _configured(host: Host, store: Store, proposal: Proposal, owner: Owner, edit: FileEdit) -> Change:
@@ -141,6 +151,7 @@ def _configured(host: Host, store: Store, proposal: Proposal, owner: Owner, edit
         backup=backup,
         keep=False,
         directories=missing,
+        warnings=_links(change),
     )
 
 
