@@ -163,6 +163,15 @@ def test_what_is_to_be_restarted(cli: Cli, engine: str, needed: bool, dry: str, 
     assert cli("unconfigure", engine).out.splitlines()[-1].startswith(wet)
 
 
+@pytest.mark.parametrize(
+    ("engine", "name", "noted"),
+    [("crio", "A", True), ("containerd", "a.b", True), ("containerd", "a-1", False), ("docker", "A", False)],
+)
+def test_a_name_that_no_runtimeclass_can_have_is_noted(cli: Cli, engine: str, name: str, noted: bool) -> None:
+    done = cli("configure", engine, "--config", cli.file(engine), "--runtime-name", name, "--dry-run")
+    assert (done.code, f"note: no RuntimeClass can name {name} " in done.out) == (0, noted)
+
+
 def test_a_docker_that_does_not_run_needs_no_restart(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], world: World
 ) -> None:

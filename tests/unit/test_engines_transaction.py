@@ -799,9 +799,34 @@ def test_a_damaged_store_is_named_and_nothing_is_guessed(
     (path,) = Path(store.directory).glob("*.json")
     damage(path)
     before = file.read_bytes()
-    assert store.directory in refused("engine-undo-invalid", unconfigure, store)
-    assert store.directory in refused("engine-undo-invalid", configure, store, proposal(file, DEFAULT))
+    whole = path.parent.stat().st_mode & 0o002  # then no file in it is named
+    said = "nobody else may write" if whole else f"then remove {path}"
+    assert said in refused("engine-undo-invalid", unconfigure, store)
+    assert said in refused("engine-undo-invalid", configure, store, proposal(file, DEFAULT))
     assert file.read_bytes() == before
+
+
+def test_a_file_with_several_names_is_warned_of(file: Path, store: Store) -> None:
+    """It is replaced under one name; whoever reads the other goes on with the old file."""
+    assert transaction.prepare(HOST, store, proposal(file))[0].warnings == ()
+    file.with_name("other").hardlink_to(file)
+    (change,) = transaction.prepare(HOST, store, proposal(file))
+    assert change.warnings[0].startswith(f"{file} has 2 hard links: ")
+    transaction.commit(store, (change,))
+    assert file.with_name("other").read_bytes() == TEXT.encode() != file.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "warned"), [("etc/daemon.json", False), ("etc/new.json", False), ("ect/x.json", True)]
+)
+def test_a_named_file_whose_folder_is_not_there_is_warned_of(
+    folder: Path, file: Path, store: Store, name: str, warned: bool
+) -> None:
+    """A path with a slip of the pen is configured, and no engine reads it."""
+    path = folder / name
+    (change,) = transaction.prepare(HOST, store, proposal(path), str(path))
+    assert (f"the folder of {path} is not there: is it the file that the engine reads?" in change.warnings) is warned
+    assert transaction.prepare(HOST, store, proposal(path))[0].warnings == ()
 
 
 def test_undo_values_survive_the_store(file: Path, store: Store) -> None:

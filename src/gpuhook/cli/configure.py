@@ -137,6 +137,7 @@ def configure(  # noqa: PLR0917 - click names them
 
     def plan() -> tuple[Proposal, tuple[Change, ...]]:
         proposal = engines.load(engine).propose(host, options)
+        proposal = replace(proposal, notes=(*proposal.notes, *_handler(engine, options)))
         if privileged_only:
             proposal = _privileged(proposal, where)
         changes = transaction.prepare(host, store, proposal, options.config)
@@ -242,6 +243,21 @@ _NO_DOCKERD = Restart((), "dockerd does not run: it reads its file when it start
 def _wanted(change: Change) -> str:
     """Who else is in a record."""
     return " and ".join(sorted({owner.engine for owner in change.record.owners})) if change.record else ""
+
+
+def _handler(engine: str, options: Options) -> tuple[str, ...]:
+    """A note on a name that Kubernetes can't use: a RuntimeClass's handler is a DNS label (RFC 1123), by its API."""
+    name = options.runtime_name
+    if (
+        options.hook_only
+        or engine not in ("containerd", "crio")
+        or re.fullmatch(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?", name)
+    ):
+        return ()
+    return (
+        f"no RuntimeClass can name {name} as its handler: that takes lower-case letters, digits and - alone; for "
+        "Kubernetes name another one: --runtime-name",
+    )
 
 
 def _whose(host: Host) -> str:

@@ -277,8 +277,8 @@ class Store:
         return GpuhookError(
             "engine-undo-invalid",
             f"{path} {what}",
-            "nothing was changed: take gpuhook's entries out of the engine's file by hand, or restore it from a backup, "
-            f"then remove {record or path}",
+            "nothing was changed: take gpuhook's entries out of the engine's file by hand, or restore it from a "
+            f"backup, then remove {record or path}",
         )
 
 
