@@ -82,6 +82,12 @@ need_engines() {
     uidmap=newuidmap iptables=iptables util-linux=nsenter
 }
 
+# What builds Debian packages, and what looks at them in tests/package.
+need_packaging() {
+  need dpkg-dev=dpkg-buildpackage debhelper=dh python3-click=python:click fakeroot=fakeroot lintian=lintian \
+    debootstrap=debootstrap
+}
+
 # pip_install VENV ARGUMENT...: pip's words go to a log, and are shown only if it fails.
 pip_install() {
   local folder=$1 log=$build/pip.log

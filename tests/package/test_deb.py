@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpuhook import __version__
+from gpuhook.cli import COMMANDS
 from tests.images import CHECKOUT
 from tests.package.conftest import NEWER, Built, Host, NewDeb, build
 
@@ -207,18 +208,40 @@ def test_another_python(host: Host, packages: Built) -> None:
     assert host.start(host.bundle("compiled"), "compiled") == SEEN
 
 
-@pytest.mark.parametrize("command", ["explain", "info", "list", "doctor", "config", "record", "sim", "completion"])
-def test_commands_with_debians_libraries(command: str, clean: Path, packages: Built, tmp_path: Path) -> None:
-    """Each command's module loads with the click, yaml, jsonschema, packaging and tomlkit of that Debian."""
-    subprocess.run(["dpkg-deb", "--extract", packages.deb("gpuhook"), tmp_path], check=True)
-    code = (
-        "import sys; sys.path[:0] = sys.argv[1:3]; sys.path.append(sys.argv[3]); from gpuhook.cli import main\n"
-        f"sys.exit(main(['gpuhook', '{command}', '--help']))"
+def test_commands_with_debians_libraries(host: Host, packages: Built) -> None:
+    """Each command's module loads with the click, yaml, jsonschema, packaging and tomlkit of that Debian; shells get
+    their completions of it."""
+    host.dpkg("--install", packages.deb("gpuhook"))
+    for command in COMMANDS:
+        assert host.machine.check("gpuhook", command, "--help").startswith(f"Usage: gpuhook {command}")
+    script = host.machine.read("/usr/share/bash-completion/completions/gpuhook")
+    assert host.machine.check("gpuhook", "completion", "bash") == script
+    words = host.machine.check(
+        "gpuhook", env={"_GPUHOOK_COMPLETE": "bash_complete", "COMP_WORDS": "gpuhook con", "COMP_CWORD": "1"}
     )
-    library = tmp_path / LIBRARY.lstrip("/")
-    words = [library, library / "vendor", clean / "usr/lib/python3/dist-packages"]
-    done = subprocess.run(["/usr/bin/python3", "-ISB", "-c", code, *words], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert words.split() == ["plain,configure", "plain,config"]
+
+
+HOOKED = """
+import json, sys
+folder, hook, group = sys.argv[1:]
+with open(f"{folder}/config.json") as file:
+    spec = json.load(file)
+spec["linux"]["cgroupsPath"] = group
+spec["hooks"] = {"prestart": [{"path": hook, "args": ["nvidia-container-runtime-hook", "prestart"]}]}
+with open(f"{folder}/config.json", "w") as file:
+    json.dump(spec, file)
+"""
+
+
+def test_dockers_hook_in_a_container(host: Host, packages: Built) -> None:
+    """Called as docker calls it, by the link, under plain runc."""
+    host.dpkg("--install", packages.deb("gpuhook"), packages.deb("gpuhook-docker-gpus"))
+    host.use_driver()
+    bundle = host.bundle("hooked")
+    host.machine.check("python3", "-c", HOOKED, bundle, HOOK, f"/{host.machine.cgroup}/hooked")
+    done = host.machine.run("runc", "run", "--bundle", bundle, "hooked")
+    assert (done.code, done.out, done.err) == SEEN
 
 
 def test_its_own_tests(host: Host, packages: Built) -> None:

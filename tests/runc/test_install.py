@@ -192,7 +192,7 @@ def test_two_first_installs_at_once(folder: Path) -> None:
 
 def test_the_test_command_names_what_failed_and_looks_at_the_sources_only(folder: Path) -> None:
     """Of all checks, in one line, before pytest; a tree that scripts/install laid out in the checkout is no source."""
-    for name in ("scripts", "src/launchers", ".ci"):
+    for name in ("scripts", "src/launchers", ".ci", "packaging"):
         shutil.copytree(CHECKOUT / name, folder / name)
     (folder / "tests/gpu").mkdir(parents=True)
     for name in ("tests/__init__.py", "tests/in-cgroup.sh", "tests/gpu/run", "tests/gpu/pack"):
