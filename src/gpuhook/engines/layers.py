@@ -11,8 +11,6 @@ from gpuhook.engines.host import Host
 from gpuhook.engines.model import ABSENT, Finding, Options, Value
 from gpuhook.errors import GpuhookError, shown
 
-_LAUNCHER = "/usr/bin/gpuhook-runtime"
-
 
 @dataclass(frozen=True)
 class Layer:
@@ -119,14 +117,9 @@ def conflict(engine: str, target: str, layer: Layer, path: tuple[str, ...], hint
 # --- gpuhook's own installation -----------------------------------------------------------------------------------
 
 
-def prefix(options: Options) -> str:
-    """What gpuhook is installed below, by the path of its runtime."""
-    return options.runtime.removesuffix(_LAUNCHER)
-
-
 def runtime_toml(options: Options) -> str:
     """The path of the runtime.toml that goes with the runtime."""
-    return f"{prefix(options)}/etc/gpuhook/runtime.toml"
+    return f"{options.runtime.removesuffix('/usr/bin/gpuhook-runtime')}/etc/gpuhook/runtime.toml"
 
 
 def settings(host: Host, options: Options) -> Config:

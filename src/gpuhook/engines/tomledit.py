@@ -112,10 +112,6 @@ class Edits(Nodes):
                 return item
         raise LookupError("no list")
 
-    def drop(self, path: Path, index: int) -> None:
-        """Take an element out of a list."""
-        self.array(path).pop(index)
-
     def put(self, path: Path, value: Value) -> None:
         """Give `path` a value."""
         for body, at in self._entries(path):

@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from gpuhook import tomlerror
 from gpuhook.engines import tomledit, tomlscan, tree
 from gpuhook.engines.model import ABSENT, Step, Undo, Value
 from gpuhook.engines.tree import Path
@@ -16,7 +17,6 @@ from gpuhook.errors import GpuhookError, shown
 
 DEPTH: Final = 64  # levels of brackets in a value
 
-_PLACE = re.compile(r" \(at (?:line ([0-9]+), column ([0-9]+)|end of document)\)$")
 _TYPOGRAPHIC = re.compile("[“”„‟‘’‚‛«»]")
 
 
@@ -50,16 +50,11 @@ def _too_deep(path: str) -> GpuhookError:
 
 
 def _invalid(path: str, text: str, why: str) -> GpuhookError:
-    """tomllib's sentence, with the place in front and what stands there behind."""
-    place = _PLACE.search(why)
-    why = why[: place.start()] if place else why
+    """What tomllib says, with the place in front and what stands there behind."""
+    wrong = tomlerror.of(text, why)
     lines = text.split("\n")
-    if place and place.group(1):
-        line, column = int(place.group(1)), int(place.group(2))
-    else:
-        line, column = len(lines), len(lines[-1]) + 1
-    bad = lines[line - 1].strip() if line <= len(lines) else ""
-    hint = "correct this line, or take the file from a backup"
+    bad = lines[wrong.line - 1].strip() if wrong.line <= len(lines) else ""
+    hint = wrong.hint or "correct this line, or take the file from a backup"
     if _TYPOGRAPHIC.search(bad):
         hint = "write plain quotation marks in place of the typographic ones"
     elif bad.startswith("<"):
@@ -71,7 +66,7 @@ def _invalid(path: str, text: str, why: str) -> GpuhookError:
     elif bad.startswith(("{", '"')):
         hint = "this looks like JSON: TOML has lines of `key = value` below headers like [table]"
     what = f": {shown(bad)}" if bad else ""
-    return GpuhookError("engine-config-invalid", f"{path}:{line}:{column}: {why[:1].lower()}{why[1:]}{what}", hint)
+    return GpuhookError("engine-config-invalid", f"{path}:{wrong.line}:{wrong.column}: {wrong.text}{what}", hint)
 
 
 def apply(path: str, text: str, steps: Sequence[Step]) -> tuple[str, tuple[Undo, ...]]:
@@ -136,7 +131,7 @@ class _Toml:
         return self._edited(text, lambda edits: edits.array(keypath).append(value))
 
     def drop(self, text: str, keypath: Path, index: int) -> str:
-        return self._edited(text, lambda edits: edits.drop(keypath, index))
+        return self._edited(text, lambda edits: edits.array(keypath).pop(index))
 
     def opened(self, text: str, keypath: Path) -> str:
         return self._edited(text, lambda edits: edits.open(keypath))

@@ -124,8 +124,7 @@ class _Document:
                 if key not in value:
                     self.remove((*keypath, key))
             return
-        tree = copy.deepcopy(self.tree)
-        table = tree
+        tree = table = copy.deepcopy(self.tree)
         for key in keypath[:-1]:
             table = table.setdefault(key, {})
         table[keypath[-1]] = copy.deepcopy(value)
@@ -147,7 +146,7 @@ class _Document:
         """Take the last such element out of a list; ours was put at the end."""
         tree = copy.deepcopy(self.tree)
         items = get(tree, keypath)
-        index = max(index for index, item in enumerate(items) if same(item, value))
+        index = len(items) - 1 - items[::-1].index(value)
         del items[index]
         self._settle(lambda: self.editor.drop(self.text, keypath, index), tree, keypath)
 
@@ -176,10 +175,10 @@ class _Document:
         if isinstance(step, Add):
             if old is not ABSENT and old is not None and not isinstance(old, list):
                 raise self._wrong_type(step.path, old, "list")
-            if isinstance(old, list) and any(same(item, step.value) for item in old):
+            if isinstance(old, list) and step.value in old:
                 return
         self._make_way(step)
-        kept = len(step.path) if old is not ABSENT else self._depth(step.path)
+        kept = sum(get(self.tree, step.path[:end]) is not ABSENT for end in range(1, len(step.path) + 1))
         self.undos.append(Undo(step, old, kept))  # every edit copies the tree, so `old` stays what it is
         if isinstance(step, Set):
             self.put(step.path, step.value)
@@ -187,12 +186,6 @@ class _Document:
             self.append(step.path, step.value)
         else:
             self.put(step.path, [step.value])
-
-    def _depth(self, keypath: Path) -> int:
-        depth = 0
-        while depth < len(keypath) and get(self.tree, keypath[: depth + 1]) is not ABSENT:
-            depth += 1
-        return depth
 
     def _make_way(self, step: Step) -> None:
         """See that what is there of the tables around a key are tables; a null counts as none."""
@@ -252,7 +245,7 @@ class _Document:
 
     def _undo_add(self, step: Add, undo: Undo, now: Value) -> None:
         if isinstance(now, list):
-            if any(same(item, step.value) for item in now):
+            if step.value in now:
                 self.drop(step.path, step.value)
                 now = get(self.tree, step.path)
             if now == [] and undo.before is ABSENT:
