@@ -6,17 +6,17 @@ refused (Go takes the last), and so is half of a surrogate pair (Go replaces it)
 
 import re
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, NoReturn
+from typing import Final, Literal, NoReturn
 
 from gpuhook.errors import GpuhookError, shown
 
 DEPTH: Final = 64  # levels; a daemon.json has about five
 
 _BLANK = re.compile(r"[ \t\r\n]*")
-_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 _PLAIN = re.compile(r'[^"\\\x00-\x1f\ud800-\udfff]*')
 _WORD = re.compile(r"[-+.\w]+")
-_WORDS: dict[str, Any] = {"true": True, "false": False, "null": None}
+_WORDS = ("true", "false", "null")
 _ESCAPES = {'"': '"', "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 _HEX = re.compile(r"[0-9a-fA-F]{4}")
 _TYPOGRAPHIC = "“”„‟‘’‚‛«»"
@@ -29,7 +29,6 @@ class Node:
     kind: Literal["object", "list", "plain"]
     start: int
     end: int = 0
-    value: Any = None
     members: "list[Member]" = field(default_factory=list)
 
 
@@ -92,14 +91,13 @@ class _Scanner:
         if char in ("{", "["):
             return self.container(at)
         if char == '"':
-            value, end = self.string(at)
-            return Node("plain", at, end, value)
+            return Node("plain", at, self.string(at)[1])
         if char and char in "-0123456789":
             return self.number(at)
         found = _WORD.match(self.text, at)
         if not found or found.group() not in _WORDS:
             self.bad(at, "a value is needed")
-        return Node("plain", at, found.end(), _WORDS[found.group()])
+        return Node("plain", at, found.end())
 
     def container(self, at: int) -> Node:
         is_object = self.text[at] == "{"
@@ -125,8 +123,6 @@ class _Scanner:
                 self.unseparated(at)
         self.open.pop()
         node.end = at + 1
-        values = [(item.key, item.node.value) for item in node.members]
-        node.value = dict(values) if is_object else [value for _, value in values]
         return node
 
     def unseparated(self, at: int) -> NoReturn:
@@ -173,8 +169,7 @@ class _Scanner:
             self.fail(at, f"{shown(wrong)} is no number in JSON", "write it in decimal, no zeros in front, or quoted")
         if abs(float(found.group())) == float("inf"):
             self.fail(at, f"the number {shown(wrong)} is too large", "correct it")
-        whole = found.group(1) is None and found.group(2) is None
-        return Node("plain", at, found.end(), int(wrong) if whole else float(wrong))
+        return Node("plain", at, found.end())
 
     def string(self, start: int) -> tuple[str, int]:
         """The text of a string and where it ends."""
