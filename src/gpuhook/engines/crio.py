@@ -111,13 +111,8 @@ def _refuse_conflicts(options: Options, target: str, later: tuple[Layer, ...]) -
 def _paths(host: Host, options: Options) -> tuple[str, list[str]]:
     """The main file, and all files that CRI-O reads, in order."""
     main = options.config or MAIN
-    return main, _sorted(main, [main, *_below(host, f"{main}.d")])
-
-
-def _below(host: Host, folder: str) -> Iterator[str]:
-    for parent, _, names in os.walk(host.real(folder)):
-        for name in names:
-            yield f"{parent[len(host.root) :]}/{name}"
+    below = [f"{folder}/{name}" for folder, _, names in os.walk(host.real(f"{main}.d")) for name in names]
+    return main, _sorted(main, [path[len(host.root) :] for path in below])
 
 
 def _sorted(main: str, paths: list[str]) -> list[str]:

@@ -33,17 +33,19 @@ def findings(host: Host, settings: Config, prefix: str) -> Iterator[Finding]:
         yield Finding("problem", "driver", error.message, error.hint)
         yield from granted(host, settings, prefix, None)
         return
+    cuda = version.text(known.cuda) + (" (assumed from the branch)" if known.cuda_assumed else "")
+    has = f"CUDA up to {cuda}, {len(known.files)} files"
     if known.wsl:
-        yield from _of_windows(settings, known)
+        yield Finding("ok", "driver", f"Windows' driver {shown(known.driver)[1:-1]} (WSL2), {has}")
+        yield from _gpus(known)
+        yield from _node_of_windows(settings)
         yield from granted(host, settings, prefix, known)
         return
     in_proc, in_sys = key.loaded_version(settings)
     loaded = in_sys.strip() or known.driver
-    cuda = version.text(known.cuda) + (" (assumed from the branch)" if known.cuda_assumed else "")
     which = "its libraries are of the same version" if loaded == known.driver else f"libraries of {known.driver}"
     source = "" if in_proc else ", by /sys alone"
-    text = f"module {shown(loaded)[1:-1]} is loaded{source}, {which}, CUDA up to {cuda}, {len(known.files)} files"
-    yield Finding("ok", "driver", text)
+    yield Finding("ok", "driver", f"module {shown(loaded)[1:-1]} is loaded{source}, {which}, {has}")
     stored = record.read(config.paths(prefix).state)
     if stored is None or stored.record != known:
         yield Finding("note", "record", "the driver's record is not stored: each start makes it anew", _cure())
@@ -60,12 +62,7 @@ def findings(host: Host, settings: Config, prefix: str) -> Iterator[Finding]:
     yield from cdi(host, known)
 
 
-def _of_windows(settings: Config, known: Record) -> Iterator[Finding]:
-    """WSL2: the driver's version is NVML's word, and there is one node."""
-    cuda = version.text(known.cuda) + (" (assumed from the branch)" if known.cuda_assumed else "")
-    text = f"Windows' driver {shown(known.driver)[1:-1]} (WSL2), CUDA up to {cuda}, {len(known.files)} files"
-    yield Finding("ok", "driver", text)
-    yield from _gpus(known)
+def _node_of_windows(settings: Config) -> Iterator[Finding]:
     try:
         (node,) = nodes.of_windows(settings)
     except GpuhookError as error:
@@ -118,9 +115,8 @@ def _nodes(host: Host, settings: Config, known: Record, *, has_containers: bool)
     absent = [node.path for node in found if node.missing]
     if absent:
         text = f"{_some(absent)}: missing, as after a boot; gpuhook makes what a container is granted"
-        yield Finding(
-            "note", "nodes", text, "`nvidia-modprobe -c 0 -u` as root makes them; nvidia-persistenced, at boot"
-        )
+        hint = "`nvidia-modprobe -c 0 -u` as root makes them; nvidia-persistenced, at boot"
+        yield Finding("note", "nodes", text, hint)
     else:
         yield Finding("ok", "nodes", f"{len(found)} device nodes, with the numbers of /proc/devices")
     paths = {node.path for node in found}
@@ -131,10 +127,7 @@ def _nodes(host: Host, settings: Config, known: Record, *, has_containers: bool)
     if closed:
         one = closed[0]
         text = f"{_some([node.path for node in closed])}: mode {one.mode:04o}, group {one.gid}: not open to others"
-        hint = (
-            "rootless containers, and users other than root in one, need NVreg_DeviceFileMode=0666 (the default)"
-            " or the group (podman: --group-add keep-groups)"
-        )
+        hint = "who is not root needs NVreg_DeviceFileMode=0666 (the default) or the group (--group-add keep-groups)"
         yield Finding("warning", "node-modes", text, hint)
     yield from _links(host, found, has_containers=has_containers)
 
@@ -145,9 +138,7 @@ def _links(host: Host, found: list[Node], *, has_containers: bool) -> Iterator[F
     if not missing:
         yield Finding("ok", "device-links", "/dev/char has a link of each node: device rules survive daemon-reload")
     elif has_containers:
-        text = (
-            f"{_some(missing)}: no such link: containers with GPUs may lose them at the next `systemctl daemon-reload`"
-        )
+        text = f"{_some(missing)}: no such link: containers may lose their GPUs at the next `systemctl daemon-reload`"
         yield Finding("warning", "device-links", text, "the next start of a container with GPUs makes the links")
     else:
         text = f"{_some(missing)}: no such link: gpuhook-runtime makes it when a container gets GPUs"

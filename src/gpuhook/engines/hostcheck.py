@@ -90,9 +90,8 @@ def _installation(prefix: str) -> Iterator[Finding]:
     if wrong:
         yield Finding("problem", "installation", wrong[0], "install gpuhook again, from its package or scripts/install")
         return
-    yield Finding(
-        "ok", "installation", f"gpuhook {__version__}: programs in {prefix}/usr/bin, which nobody else may write"
-    )
+    text = f"gpuhook {__version__}: programs in {prefix}/usr/bin, which nobody else may write"
+    yield Finding("ok", "installation", text)
     old = [name for name in _LIBRARY[1:] if not Path(library, name).read_bytes().startswith(MAGIC_NUMBER)]
     if old and os.path.realpath(sys.executable) == os.path.realpath(_PYTHON):
         text = f"{', '.join(old)} were made for another version of Python: each start takes longer"
@@ -185,10 +184,7 @@ def _runtime(host: Host, settings: Config, prefix: str) -> Iterator[Finding]:
     numbers = version.parse_loose(first.rpartition(" ")[2])
     low, high = _LINKS_NEEDED
     if shim.dialect(found) == "runc" and low <= numbers[:3] < high:
-        text = (
-            f"runc {version.text(numbers)} drops the rule of a device that has no link in /dev/char;"
-            " gpuhook-runtime makes the links at each start"
-        )
+        text = f"runc {version.text(numbers)} drops the rule of a device without a link in /dev/char: gpuhook makes it"
         yield Finding("note", "runtime-bug", text, "runc 1.1.7 or newer has no need of them")
 
 
@@ -208,13 +204,9 @@ def policy(settings: Config) -> Iterator[Finding]:
         text = f"unprivileged containers ask by {' or '.join(ways)} alone, privileged ones by their environment too"
         yield Finding("ok", "policy", text)
     else:
-        yield Finding(
-            "warning",
-            "policy",
-            "only privileged containers can ask for GPUs: the environment of others does not count, and no other way"
-            " is open",
-            "set request.accept-devices-as-volume-mounts = true in runtime.toml, as a device plugin needs it",
-        )
+        text = "only privileged containers can ask for GPUs: no way is open to others"
+        hint = "set request.accept-devices-as-volume-mounts = true in runtime.toml, as a device plugin needs it"
+        yield Finding("warning", "policy", text, hint)
     if settings.policy in ("warn", "off"):
         what = "only logged" if settings.policy == "warn" else "not looked at"
         text = f"requirement.policy is {settings.policy}: that an image needs a newer driver is {what}"
@@ -236,11 +228,9 @@ def _cgroups(host: Host) -> Iterator[Finding]:
     else:
         text = "neither version 2 nor the devices controller of version 1 is mounted at /sys/fs/cgroup"
         yield Finding("warning", "cgroup", text, "mount cgroups as the engine needs them, or nothing guards devices")
-    if host.exists("/run/systemd/system"):
-        text = "runs: after daemon-reload it applies the device rules that the spec has, so GPUs stay"
-        yield Finding("ok", "systemd", text)
-    else:
-        yield Finding("ok", "systemd", "does not run here: nothing applies device rules anew")
+    runs = "runs: after daemon-reload it applies the device rules that the spec has, so GPUs stay"
+    none = "does not run here: nothing applies device rules anew"
+    yield Finding("ok", "systemd", runs if host.exists("/run/systemd/system") else none)
 
 
 def _security(host: Host) -> Iterator[Finding]:

@@ -72,10 +72,7 @@ def docker_gpus(host: Host) -> Iterator[Finding]:
     known = any(host.which(name) is not None for name in ("nvidia-container-runtime-hook", "nvidia-cdi-hook"))
     if known or host.which("dockerd") is None:
         return
-    text = (
-        "`docker run --gpus` fails here (could not select device driver): dockerd takes it only where it finds"
-        " nvidia-container-runtime-hook in PATH"
-    )
+    text = "`docker run --gpus` fails here (could not select device driver): no nvidia-container-runtime-hook in PATH"
     yield Finding("note", "docker-gpus", text, "docker run --runtime gpuhook -e NVIDIA_VISIBLE_DEVICES=all ...")
 
 
