@@ -96,27 +96,23 @@ def cri_disabled(host: Host, place: Place) -> bool:
 
 def restart(host: Host, place: Place) -> Restart:
     """How the daemon of this place is made to read its configuration."""
-    stay = "running containers stay"
-    systemd = host.exists("/run/systemd/system")
+    flags: tuple[str, ...] = ()
+    unit, then = "containerd", "running containers stay"
+    if place.kind == "other":
+        return Restart((), f"restart the containerd that reads {place.config}; {then}")
     if place.kind == "microk8s":
-        argv = ("snap", "restart", "microk8s.daemon-containerd")
-        return Restart(argv, f"restart microk8s's containerd: {' '.join(argv)}; {stay}")
+        argv: tuple[str, ...] = ("snap", "restart", "microk8s.daemon-containerd")
+        return Restart(argv, f"restart microk8s's containerd: {' '.join(argv)}; {then}")
     if place.kind in RANCHER:
         names = {"k3s": ("k3s", "k3s-agent"), "rke2": ("rke2-server", "rke2-agent")}[place.kind]
         unit = next((name for name in names if _unit(host, name)), names[0])
-        return _unit_restart(systemd, (), unit, f"it writes containerd's configuration anew as it starts; {stay}")
-    if place.kind == "rootless":
-        return _unit_restart(True, ("--user",), "containerd", stay)
-    if place.kind == "other":
-        return Restart((), f"restart the containerd that reads {place.config}; {stay}")
-    return _unit_restart(systemd, (), "containerd", stay)
-
-
-def _unit_restart(systemd: bool, flags: tuple[str, ...], unit: str, then: str) -> Restart:
+        then = f"it writes containerd's configuration anew as it starts; {then}"
+    elif place.kind == "rootless":
+        flags = ("--user",)
+    if not flags and not host.exists("/run/systemd/system"):
+        return Restart((), f"stop {unit} and start it again (no systemd runs here); {then}")
     argv = ("systemctl", *flags, "restart", unit)
-    if systemd:
-        return Restart(argv, f"restart {unit}: {' '.join(argv)}; {then}")
-    return Restart((), f"stop {unit} and start it again (no systemd runs here); {then}")
+    return Restart(argv, f"restart {unit}: {' '.join(argv)}; {then}")
 
 
 def _unit(host: Host, name: str) -> bool:

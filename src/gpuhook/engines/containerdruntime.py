@@ -27,17 +27,13 @@ class Base:
     note: str = ""
 
 
-def default_name(loaded: Loaded) -> str:
-    """The name of the default runtime; microk8s's template has a variable there, which is runc's name at first."""
-    name = table(loaded.cri(), "containerd").get("default_runtime_name")
-    return name if isinstance(name, str) and name and "${" not in name else "runc"
-
-
 def base(loaded: Loaded) -> Base:
     """The default runtime, or runc's where that is no runc: a VM's options would mean nothing."""
     runtimes = loaded.runtimes()
     old = table(table(loaded.cri(), "containerd"), "default_runtime")
-    name = default_name(loaded)
+    said = table(loaded.cri(), "containerd").get("default_runtime_name")
+    # microk8s's template has a variable there, which is runc's name at first
+    name = said if isinstance(said, str) and said and "${" not in said else "runc"
     if old.get("runtime_type") and not loaded.deep:
         name, runtimes = "default_runtime", {**runtimes, "default_runtime": old}
     found = runtimes.get(name)

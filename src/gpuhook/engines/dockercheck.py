@@ -4,8 +4,9 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
+from gpuhook import version
 from gpuhook.engines import dockerd, findings
 from gpuhook.engines.dockerconfig import at, load, runtimes
 from gpuhook.engines.dockerd import Place
@@ -162,33 +163,27 @@ def _running(view: _View) -> Iterator[Finding]:
 def _stale(view: _View, info: dict[str, Any]) -> Iterator[Finding]:
     has = info.get("Runtimes")
     has = has if isinstance(has, dict) else {}
-    version = shown(info["ServerVersion"])
+    running = shown(info["ServerVersion"])
     missing = [name for name in view.ours if _path(has.get(name)) != _path(view.known[name])]
     hint = view.restart()
     for name in missing:
-        what = f"the running dockerd {version} does not know the runtime {shown(name)} as {_path(view.known[name])}"
+        what = f"the running dockerd {running} does not know the runtime {shown(name)} as {_path(view.known[name])}"
         yield Finding("problem", "running", f"{what}: it has not read {view.place.path} since", hint)
     if view.ours and not missing:
-        yield Finding("ok", "running", f"the running dockerd {version} knows the runtime {shown(view.ours[0])}")
+        yield Finding("ok", "running", f"the running dockerd {running} knows the runtime {shown(view.ours[0])}")
     wanted, default = view.default, info.get("DefaultRuntime") or "runc"
     if wanted != default:
         what = f"the running dockerd's default runtime is {shown(default)}, and is {shown(wanted)} after its next start"
-        level: Literal["problem", "warning"] = "problem" if wanted in view.ours else "warning"
         # a reload does not notice that the key is gone
         why = "" if "default-runtime" in view.document else "the default runtime goes back to runc"
-        yield Finding(level, "default-runtime", what, view.restart(why))
+        yield Finding("problem" if wanted in view.ours else "warning", "default-runtime", what, view.restart(why))
     cdi = (view.document.get("features") or {}).get("cdi")
-    if cdi and _version(info) < CDI_SINCE:
-        what = f"`features.cdi` does nothing in dockerd {version}: 25.0 is the first that has CDI"
+    if cdi and version.parse_loose(str(info["ServerVersion"])) < CDI_SINCE:
+        what = f"`features.cdi` does nothing in dockerd {running}: 25.0 is the first that has CDI"
         yield Finding("warning", "cdi", what, "use the runtime, or a newer docker")
     elif cdi and not info.get("CDISpecDirs"):
         what = "the running dockerd has no CDI yet: `features.cdi` is read when it starts"
         yield Finding("warning", "cdi", what, view.restart("CDI is set up"))
-
-
-def _version(info: dict[str, Any]) -> tuple[int, ...]:
-    parts = str(info.get("ServerVersion")).split(".")[:2]
-    return tuple(int(part) if part.isascii() and part.isdigit() else 0 for part in parts)
 
 
 def _settings(info: dict[str, Any]) -> Iterator[Finding]:

@@ -54,7 +54,7 @@ def _member(node: Node, key: str) -> Member | None:
     return next((member for member in node.members if node.kind == "object" and member.key == key), None)
 
 
-class _Json:
+class _Json(tree.Editor):
     """The editor for `tree`."""
 
     table = "object"
@@ -93,14 +93,6 @@ class _Json:
     def drop(self, text: str, keypath: tree.Path, index: int) -> str:
         edit = _Edit(text)
         return edit.take_out(edit.at(keypath), index)
-
-    def opened(self, text: str, keypath: tree.Path) -> str:
-        del keypath
-        return text
-
-    def closed(self, text: str, keypath: tree.Path) -> str:
-        del keypath
-        return text
 
 
 class _Edit:

@@ -5,9 +5,11 @@ configured adds to what was; the backup is always the file as it would be withou
 file, and a record whose file was not reached is known by the file's hash, so a kill at any moment loses nothing.
 """
 
+import importlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import ModuleType
 from typing import Literal
 
@@ -60,17 +62,9 @@ class Change:
         return self.changes_file or not self.keep
 
 
-def _language(form: str) -> ModuleType | None:
-    """What edits the texts of a form; None for those that are edited as a whole."""
-    if form == "json":
-        from gpuhook.engines import jsontext  # noqa: PLC0415
-
-        return jsontext
-    if form == "toml":
-        from gpuhook.engines import tomltext  # noqa: PLC0415 - tomlkit costs a docker host nothing
-
-        return tomltext
-    return None
+def _language(form: str) -> ModuleType:
+    """What edits the texts of a form, imported where it is needed: tomlkit costs a docker host nothing."""
+    return importlib.import_module(f"gpuhook.engines.{form}text")
 
 
 # --- configuring ----------------------------------------------------------------------------------------------------
@@ -121,8 +115,8 @@ def _configured(host: Host, store: Store, proposal: Proposal, owner: Owner, edit
         )
     backup, undos = _baseline(store, known, edit, text)
     after, new = _edited(edit, text)
-    change = Change(edit.path, named, real, now, now, "same", stored=store.raw(real), record=known, keep=True)
-    change = replace(change, restart=proposal.restart)
+    change = Change(edit.path, named, real, now, now, "same", restart=proposal.restart)
+    change = replace(change, stored=store.raw(real), record=known, keep=True)
     if after == text:
         if known is None or owner in known.owners or known.state(now) is None:
             return change
@@ -177,9 +171,9 @@ def _baseline(
 
 def _standing(edit: FileEdit, text: str, undos: tuple[Undo, ...]) -> tuple[Undo, ...]:
     """Without those whose entries somebody took out or changed: these are no longer ours."""
-    language = _language(edit.form)
-    if language is None:
+    if edit.form == "block":
         return ()
+    language = _language(edit.form)
     last = {_entry(undo.step): undo.step for undo in undos}
     standing = {name for name, step in last.items() if not language.apply(edit.path, text, [step])[1]}
     return tuple(undo for undo in undos if _entry(undo.step) in standing)
@@ -196,20 +190,13 @@ def _edited(edit: FileEdit, text: str | None) -> tuple[str, tuple[Undo, ...]]:
         return edit.text, ()
     if edit.form == "block":
         return block.put(edit.path, edit.base if text is None else text, edit.text), ()
-    language = _language(edit.form)
-    assert language is not None
-    after: tuple[str, tuple[Undo, ...]] = language.apply(edit.path, text or "", edit.steps)
+    after: tuple[str, tuple[Undo, ...]] = _language(edit.form).apply(edit.path, text or "", edit.steps)
     return after
 
 
 def _missing(real: str) -> tuple[str, ...]:
     """The directories of a file that are not there, outermost first."""
-    found: list[str] = []
-    folder = os.path.dirname(real)
-    while not os.path.lexists(folder):
-        found.insert(0, folder)
-        folder = os.path.dirname(folder)
-    return tuple(found)
+    return tuple(str(folder) for folder in reversed(Path(real).parents) if not os.path.lexists(folder))
 
 
 def _not_ours(path: str, what: str) -> GpuhookError:
@@ -287,12 +274,11 @@ def _undone(store: Store, record: Record, change: Change) -> Change:
 def _without(record: Record, text: str, undos: Sequence[Undo]) -> tuple[bytes | None, tuple[str, ...]]:
     """The text without what is ours; None where we made the file and nobody's entries are left in it."""
     warnings: tuple[str, ...] = ()
-    language = _language(record.form)
-    if language is None:
+    if record.form == "block":
         after = block.cut(record.path, text)
         empty = after.strip() == record.base.strip()
     else:
-        after, warnings = language.undo(record.path, text, undos)
+        after, warnings = _language(record.form).undo(record.path, text, undos)
         empty = not after.strip() or (record.form == "json" and "".join(after.split()) == "{}")
     return (None if empty and not record.before else after.encode()), warnings
 
@@ -415,9 +401,8 @@ class _Work:
         _try(self.store.sweep)
 
 
-def _try(step: object, *words: object) -> None:
+def _try(step: Callable[..., object], *words: object) -> None:
     """Call it; what the system refuses is passed over."""
-    assert callable(step)
     try:
         step(*words)
     except (OSError, GpuhookError):
