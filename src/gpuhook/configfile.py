@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
 from gpuhook import config as hot
-from gpuhook import configtrust, fastpath, jsonio, linux, log, requirement
+from gpuhook import configtrust, fastpath, jsonio, linux, log, requirement, tomlerror
 from gpuhook.config import CAPABILITIES, LIMIT, Config
 from gpuhook.errors import GpuhookError, shown
 
@@ -326,24 +326,21 @@ _TOML_FORM = "below a [section] write lines of the form key = value; text values
 # words of tomllib -> what to do
 _TOML_HINTS = {
     "table declaration": "write the section's name between [ and ]",
-    "Unclosed array": 'close the list with ]: ["one", "two"]',
-    "Invalid value": "text values need double quotes",
-    "Illegal character '\\n'": "close the text with a double quote",
-    "Unterminated string": "close the text with a double quote",
-    "Cannot": "leave only one of them",
+    "unclosed array": 'close the list with ]: ["one", "two"]',
+    "invalid value": "text values need double quotes",
+    "illegal character '\\n'": "close the text with a double quote",
+    "unterminated string": "close the text with a double quote",
 }
 
 
 def _no_toml(text: str, error: Exception) -> Problem:
-    """A Problem for what tomllib refused; it says where in its message only (Python 3.11)."""
-    reason = str(error) if not isinstance(error, RecursionError) else "nested too deeply"
-    found = re.search(r"\s*\(at (?:line (\d+), column \d+|end of document)\)$", reason)
-    lines = text.splitlines()
-    line = int(found[1]) if found and found[1] else len(lines)
-    reason = reason[: found.start()] if found else reason
-    quoted = lines[line - 1].strip() if 0 < line <= len(lines) else ""
-    hint = next((hint for words, hint in _TOML_HINTS.items() if words in reason), _TOML_FORM)
-    return Problem(line, "", f"no TOML: {reason}" + (f", in {shown(quoted)}" if quoted else ""), hint)
+    """A Problem for what tomllib refused."""
+    text = text.rstrip("\n")
+    wrong = tomlerror.of(text, str(error) if not isinstance(error, RecursionError) else "nested too deeply")
+    lines = text.split("\n")
+    quoted = lines[wrong.line - 1].strip() if 0 < wrong.line <= len(lines) else ""
+    hint = wrong.hint or next((hint for words, hint in _TOML_HINTS.items() if words in wrong.text), _TOML_FORM)
+    return Problem(wrong.line, "", f"no TOML: {wrong.text}" + (f", in {shown(quoted)}" if quoted else ""), hint)
 
 
 def _unknown_section(lines: list[str], section: str) -> Problem:
@@ -361,8 +358,15 @@ def _unknown_key(lines: list[str], section: str, name: str) -> Problem:
         hint = f"{name} belongs below [{home[0]}]"
     else:
         here = tuple(key.name for key in KEYS if key.section == section)
-        hint = _nearest(name, here) or _nearest(name, tuple(key.name for key in KEYS), f"there are {', '.join(here)}")
+        hint = _nearest(name, here) or _elsewhere(name) or f"there are {', '.join(here)}"
     return Problem(find(lines, section, name), f"{section}.{shown(name)[1:-1]}", "no such key", hint)
+
+
+def _elsewhere(name: str) -> str:
+    """`did you mean` a key of another section, with that section; empty where none is near."""
+    near = difflib.get_close_matches(name.lower().replace("_", "-"), [key.name for key in KEYS], 1)
+    key = next((key for key in KEYS if key.name in near), None)
+    return f"did you mean {key.dotted} (below [{key.section}])" if key else ""
 
 
 def _nearest(word: str, words: tuple[str, ...], known: str = "") -> str:

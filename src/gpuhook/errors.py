@@ -99,5 +99,6 @@ class GpuhookError(Exception):
 
 def shown(text: object, limit: int = 80) -> str:
     """Foreign text for a message: in quotes, no character that could steer a terminal or start a line, and no end."""
-    text = text if isinstance(text, str) else str(text)
+    if not isinstance(text, str):
+        text = str(text).lower() if isinstance(text, bool) else str(text)
     return repr(text if len(text) <= limit else text[:limit] + "...")

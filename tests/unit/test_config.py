@@ -75,7 +75,7 @@ def test_file_schema_page_and_fields_have_the_same_keys_and_defaults() -> None:
     jsonschema.validate(tomllib.loads(active), SCHEMA)
     assert {f"{s}.{k}" for s, t in SCHEMA["properties"].items() for k in t["properties"]} == keys
     assert sorted(key.field for key in configfile.KEYS) == sorted(config.FIELDS)
-    page = (ROOT / "docs/configuration.md").read_text()
+    page = (ROOT / "docs/configuration.md").read_text().partition("\n## Keys\n")[2].partition("\n## ")[0]
     assert re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE) == [key.dotted for key in configfile.KEYS]
     for key, default in re.findall(r"^\| `([^`]+)` \| `([^`]+)` \|", page, re.MULTILINE):
         assert f"\n#{key.split('.')[1]} = {default}\n" in shipped, key
@@ -128,10 +128,11 @@ def test_a_value_is_taken_from_the_file(prefix: str, text: str, field: str, expe
 BAD = {  # text -> line, part of the sentence, part of the hint, whether the schema refuses it too
     '[hook]\nstge = "prestart"': (2, "hook.stge: no such key", "did you mean stage", True),
     '[hook]\n\npolicy = "strict"': (3, "hook.policy: no such key", "policy belongs below [requirement]", True),
+    '[hook]\npolcy = "strict"': (2, "no such key", "did you mean requirement.policy (below [requirement])", True),
     '[hook]\nsupported-capabilities = "x"': (
         2,
         "hook.supported-capabilities: no such key",
-        "did you mean supported-driver-capabilities",
+        "did you mean request.supported-driver-capabilities (below [request])",
         True,
     ),
     '[request]\nswarm-resources = "A,B"': (2, "must be a list, is text", "write a list", True),
@@ -205,12 +206,13 @@ def test_a_bad_file_is_refused_with_file_line_key_and_text(prefix: str, text: st
     [
         (b"[hook]\nstage = prestart\n", 2, "in 'stage = prestart'"),
         (b"[hook\n", 1, "no TOML"),
-        (b"[hook]\nstage = 'a'\nstage = 'b'\n", 3, "no TOML: Cannot overwrite a value"),
+        (b"[hook]\nstage = 'a'\nstage = 'b'\n", 3, "no TOML: the key hook.stage is at line 2 already, in"),
+        (b"[driver]\n\n[log]\n[driver]\n", 4, "no TOML: the table [driver] is at line 1 already, in '[driver]'"),
         (b"\n\n[log]\nfile = '\xff'\n", 4, "no UTF-8 text"),
         (b"a = " + b"[" * 100000, 1, "no TOML: nested too deeply"),
         (b'a = """x\n', 1, "no TOML"),
     ],
-    ids=["no quotes", "open header", "twice", "latin-1", "deep", "open text"],
+    ids=["no quotes", "open header", "key twice", "table twice", "latin-1", "deep", "open text"],
 )
 def test_what_is_no_toml_is_refused_with_its_line(data: bytes, line: int, sentence: str) -> None:
     (problem,) = configfile.parse(data).problems

@@ -115,6 +115,7 @@ NO_TOML = {
     "text without quotes": ("[log]\nlevel = info\n", "text values need double quotes"),
     "text without its end": ('[log]\nlevel = "info\n', "close the text"),
     "twice": ('[log]\nlevel = "info"\nlevel = "info"\n', "leave only one"),
+    "a table twice": ('[driver]\n[log]\n[driver]\ndev-root = "/"\n', "put its keys there"),
 }
 
 

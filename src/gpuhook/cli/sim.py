@@ -56,7 +56,8 @@ def create(directory: Path, faults: tuple[str, ...], **options: Any) -> None:
     click.echo("[driver]")
     for key, root in roots.items():
         click.echo(f"{key} = {json.dumps(str(root), ensure_ascii=False)}")  # a TOML string is written alike
-    click.echo("\nnext: put these lines into runtime.toml (gpuhook config path says where it is), then: gpuhook info")
+    where = "below the [driver] of runtime.toml (gpuhook config path says where it is)"
+    click.echo(f"\nnext: put these lines {where}, then: gpuhook info")
 
 
 @sim.command(

@@ -213,7 +213,7 @@ def read(path: str, text: str) -> File:
         why = f"containerd knows 1 to {NEWEST}" if number else "containerd takes a whole number only, without quotes"
         raise GpuhookError(
             "engine-config-invalid",
-            f"{file.place('version')}: version is {shown(said) if isinstance(said, str) else said}: {why}",
+            f"{file.place('version')}: version is {shown(said) if isinstance(said, str) else str(said).lower()}: {why}",
             "write version = 2 for containerd 1.3 to 1.7, version = 3 for 2.0 and newer",
         )
     for name in (V1, V2, V3):  # `get` refuses what is no table on its way
