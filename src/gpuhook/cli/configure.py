@@ -270,7 +270,8 @@ def _installed(program: str) -> None:
         raise GpuhookError(
             "runtime-not-found",
             f"the engine would be told of {program}, which is not there",
-            "install gpuhook first (scripts/install), and run the `gpuhook` of that installation",
+            "install the package gpuhook, or run scripts/install, and run the `gpuhook` of that installation: pip and"
+            " pipx bring the command line alone, without what stands where runc stands",
         )
 
 
