@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 MOST_LISTED = 16  # GPUs that an error describes
 _HEX = frozenset("0123456789abcdef")
+_MOUNTS = "/var/run/nvidia-container-devices"  # as in channels.py
 _BOOLEANS = ("false", "no", "null", "off", "true", "yes", "on", "nil", "~")
 
 
@@ -196,11 +197,13 @@ def _shape(request: "Request", token: str, gpus: "tuple[Gpu, ...]") -> "tuple[st
         return "place", lower
     if lower.startswith("mig-") and _is_mig(lower[4:]):
         return "mig", lower
-    raise GpuhookError(
-        "device-invalid",
-        f"{request.origin} asks for {shown(token)}, {_malformed(lower)}",
-        f"{request.origin} takes {FORMS}" + (f"\n{known(gpus)}" if gpus else ""),
-    )
+    hint = f"{request.origin} takes {FORMS}" + (f"\n{known(gpus)}" if gpus else "")
+    if lower.startswith(_MOUNTS):  # what NVIDIA's device plugin writes, for a host that takes mounts
+        hint = (
+            "set request.accept-devices-as-volume-mounts = true in runtime.toml, or run"
+            " `gpuhook configure ENGINE --privileged-only`, which sets it\nwhere it is set: nothing is mounted there"
+        )
+    raise GpuhookError("device-invalid", f"{request.origin} asks for {shown(token)}, {_malformed(lower)}", hint)
 
 
 def _is_mig(rest: str) -> bool:
@@ -228,7 +231,7 @@ def _malformed(lower: str) -> str:
         return "a UUID of which nothing is written"
     if lower.startswith("mig-"):
         return "which is no MIG device: MIG- and a UUID, or MIG-GPU-, a UUID and /GI/CI"
-    if lower.startswith("/var/run/nvidia-container-devices"):
+    if lower.startswith(_MOUNTS):
         return "which is the place of volume mounts: request.accept-devices-as-volume-mounts reads them"
     return "which is no index, UUID or PCI bus id"
 

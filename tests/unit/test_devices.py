@@ -196,6 +196,15 @@ def test_a_mig_device_that_does_not_exist_is_answered_by_those_that_do(token: st
         assert f"\n  MIG 0:{mig.index}  {mig.uuid}  MIG-{PARENT}/{mig.gi}/{mig.ci}" in error.hint
 
 
+@pytest.mark.parametrize("token", ["/var/run/nvidia-container-devices", "/var/run/nvidia-container-devices/0"])
+def test_the_place_of_volume_mounts_is_answered_by_the_key_that_reads_them(token: str) -> None:
+    """What Kubernetes' device plugin writes with its strategy volume-mounts, on a host that is not set up for it."""
+    error = refused(token)
+    assert (error.reference, "the place of volume mounts" in error.message) == ("device-invalid", True)
+    assert "set request.accept-devices-as-volume-mounts = true in runtime.toml" in error.hint
+    assert "`gpuhook configure ENGINE --privileged-only`" in error.hint
+
+
 @pytest.mark.parametrize(
     "token",
     ["MIG-", "MIG-xx", "MIG-GPU-", "MIG-1/2/3", "MIG-GPU-1/2", "MIG-GPU-1/2/3/4", "MIG-GPU-1/02/0", "MIG-GPU-1/x/0"],
