@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -309,6 +310,35 @@ def test_the_environment_is_passed_on(tree: Tree, name: str) -> None:
         for key, text in expected.items()
         if text is not None
     }
+
+
+def test_it_waits_for_a_library_that_is_being_unpacked(tree: Tree, shell: list[str]) -> None:
+    """dpkg puts this program in its place before the library; the library's last file says that it is there."""
+    whole = tree.path / "usr/lib/gpuhook/1/whole"
+    whole.unlink()
+    words = [*shell, str(tree.launcher), "create", "--bundle", "bundle", "box"]
+    env = {"PATH": f"{tree.low.parent}:/usr/bin:/bin"}
+    with subprocess.Popen(words, cwd=tree.path, env=env, stdout=subprocess.PIPE, text=True) as start:
+        time.sleep(0.3)
+        assert start.poll() is None
+        whole.touch()
+        assert "python" in start.communicate(timeout=10)[0]
+    assert start.returncode == 0
+
+
+def test_the_hook_waits_too_and_works_uncompiled(installed: Path, tmp_path: Path) -> None:
+    """From the sources where there is no bundle."""
+    shutil.copytree(installed, tmp_path, dirs_exist_ok=True)
+    library = next((tmp_path / "usr/lib/gpuhook").iterdir())
+    for bundle in library.glob("*.bundle"):
+        bundle.unlink()
+    (library / "whole").unlink()
+    with subprocess.Popen([tmp_path / "usr/bin/gpuhook-hook", "poststop"], stdin=subprocess.PIPE) as hook:
+        time.sleep(0.3)
+        assert hook.poll() is None
+        (library / "whole").touch()
+        hook.communicate(b"{}", timeout=10)
+    assert hook.returncode == 0
 
 
 @pytest.mark.skipif(os.geteuid() != 0 and not os.environ.get("CI"), reason="hiding python3 needs root")
