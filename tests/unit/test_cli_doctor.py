@@ -20,6 +20,7 @@ from gpuhook.driver import record
 from gpuhook.engines import NAMES, drivercheck, hooksdir, hostcheck, neighbours
 from gpuhook.engines.host import Host
 from gpuhook.engines.model import Finding, Options
+from gpuhook.errors import GpuhookError, shown
 from gpuhook.log import Log
 from gpuhook.model import Record, replace
 from tests.conftest import World
@@ -445,6 +446,8 @@ def test_nvidias_toolkit_and_who_uses_it(tmp_path: Path) -> None:
         ("note", "toolkit", "NVIDIA's"),
         ("note", "toolkit-runtime", "/etc/docker/daemon.json"),
     ]
+    assert [item.check for item in neighbours.toolkit(host, "podman")] == ["toolkit"]
+    assert [item.check for item in neighbours.toolkit(host, "docker")] == ["toolkit", "toolkit-runtime"]
     empty = Host(root=str(tmp_path / "none"), environ={"PATH": "/none"})
     assert [item.level for item in neighbours.toolkit(empty)] == ["ok"]
 
@@ -462,8 +465,10 @@ def test_nvidias_toolkit_and_who_uses_it(tmp_path: Path) -> None:
 def test_r169_docker_without_its_gpus_option(names: list[str], noted: bool, tmp_path: Path) -> None:
     for name in names:
         program(tmp_path / name, "#!/bin/sh\n")
-    found = [item.check for item in neighbours.docker_gpus(Host(root="", environ={"PATH": str(tmp_path)}))]
-    assert found == ["docker-gpus"] * noted
+    found = list(neighbours.docker_gpus(Host(root="", environ={"PATH": str(tmp_path)}), "/p"))
+    assert [item.check for item in found] == ["docker-gpus"] * noted
+    for part in ("gpuhook-docker-gpus", "ln -s gpuhook-hook /p/usr/bin/nvidia-container-runtime-hook"):
+        assert all(part in item.hint for item in found)
 
 
 def test_r134_a_cdi_specification_of_another_driver_is_a_warning(tmp_path: Path) -> None:
@@ -496,6 +501,17 @@ def test_the_logs_last_error_is_shown_for_an_hour(tmp_path: Path) -> None:
     path.write_text(f"{old}.000Z error box1 first\n")
     assert [item.check for item in neighbours.log(settings, "")] == ["log"]
     assert of(neighbours.log(replace(settings, log_file="none"), ""), "log").level == "note"
+
+
+def test_the_logs_last_error_has_its_hint_as_the_fix(tmp_path: Path) -> None:
+    """Its line ends are the only ones that come back: a container's variable that has some makes no fix."""
+    settings = replace(Config(), log_file=f"{tmp_path}/gpuhook.log")
+    asked = shown("x [device-invalid]\n  fix: rm -rf /", 400)
+    error = GpuhookError("device-invalid", f"NVIDIA_VISIBLE_DEVICES asks for {asked}", "take one of\nGPU 0\n  MIG 0:0")
+    Log(settings.log_file).write("error", "box", str(error))
+    found = of(neighbours.log(settings, ""), "last-error")
+    assert found.message.endswith(f"container box: gpuhook: {error.message} [device-invalid]")
+    assert found.hint == error.hint
 
 
 def test_of_a_traceback_the_logs_last_error_is_what_went_wrong(tmp_path: Path) -> None:
@@ -688,7 +704,7 @@ def test_mig_devices_are_counted(ask: Ask, well: World, sim_driver: Path, folder
 def test_each_name_of_an_engines_finding_is_explained() -> None:
     """docs/errors.md lists the names that the engines' modules use, and no other: the same for the same thing."""
     folder = Path(hooksdir.__file__).parent
-    names = ("findings", "hooksdir", "dockercheck", "containerdcheck", "crio", "podman")
+    names = ("findings", "layers", "hooksdir", "dockercheck", "containerdcheck", "crio", "podman")
     source = "".join((folder / f"{name}.py").read_text() for name in names)
     used = set(re.findall(r'Finding\(\s*(?:level|"\w+"[^,]*|[^,]* else "\w+"),\s*"([a-z-]+)"', source))
     page = Path(folder.parents[2], "docs/errors.md").read_text().split("### doctor-problem")[1].split("\n## ")[0]

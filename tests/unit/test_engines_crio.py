@@ -260,7 +260,7 @@ def test_the_low_level_runtime(tmp_path: Path, toml: str, programs: tuple[str, .
     assert len(notes) == bool(said)
     assert all(said in note and 'low-level = ["/usr/libexec/crio/crun"]' in note for note in notes)
     carry_out(host, crio.propose(host, Options()))
-    assert of(crio.check(host, Options()), "low-level") == ["warning"] * bool(said)
+    assert of(crio.check(host, Options()), "low-level") == ["note"] * bool(said)
 
 
 # --- hooks.d ------------------------------------------------------------------------------------------------------

@@ -96,11 +96,11 @@ def examination(host: Host, where: str, options: Options, names: Sequence[str]) 
                 "engine": name,
                 "works": why is None,
                 "why": why.message if why else "",
-                "findings": [_part(item) for item in own],
+                "findings": [vars(item) for item in own],
             }
         )
     works = any(part["works"] for part in parts) if parts else _first(found) is None
-    return {"works": works, "host": [_part(item) for item in found], "engines": parts}
+    return {"works": works, "host": [vars(item) for item in found], "engines": parts}
 
 
 def _engine(host: Host, name: str, options: Options) -> tuple[Finding, ...]:
@@ -119,10 +119,6 @@ def _engine(host: Host, name: str, options: Options) -> tuple[Finding, ...]:
 def _first(findings: Sequence[Finding]) -> Finding | None:
     """The first problem."""
     return next((item for item in findings if item.level == "problem"), None)
-
-
-def _part(item: Finding) -> dict[str, str]:
-    return {"level": item.level, "check": item.check, "message": item.message, "hint": item.hint}
 
 
 def failure(document: dict[str, Any]) -> GpuhookError | None:
@@ -152,7 +148,8 @@ def lines(document: dict[str, Any]) -> list[str]:
             shown += _lines(item, width)
         shown.append("")
     if not document["engines"]:
-        shown.append(_verdict("this host", document["works"], next(_messages(document["host"]), "")))
+        why = next((item["message"] for item in document["host"] if item["level"] == "problem"), "")
+        shown.append(_verdict("this host", document["works"], why))
     return shown + _verdicts(document["engines"])
 
 
@@ -162,10 +159,6 @@ def _verdicts(parts: list[dict[str, Any]]) -> list[str]:
     for part in parts:
         shared.setdefault((part["works"], part["why"]), []).append(part["engine"])
     return [_verdict(", ".join(names), works, why) for (works, why), names in shared.items()]
-
-
-def _messages(findings: list[dict[str, str]]) -> Any:
-    return (item["message"] for item in findings if item["level"] == "problem")
 
 
 def _lines(item: dict[str, str], width: int) -> list[str]:

@@ -70,7 +70,7 @@ def _effective(host: Host, place: Place, loaded: Loaded) -> tuple[Table, str]:
         except tomllib.TOMLDecodeError:
             plugins = {}
         for name in (containerdconfig.V3, containerdconfig.V2):
-            if table(table(plugins, name), "containerd"):
+            if table(plugins, name, "containerd"):
                 return plugins[name], "`containerd config dump`"
     return containerdconfig.merged(loaded.cri(), {"containerd": {"runtimes": loaded.runtimes()}}), place.config
 

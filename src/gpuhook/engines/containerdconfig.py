@@ -21,6 +21,7 @@ from gpuhook.engines import tomltext
 from gpuhook.engines.host import Host
 from gpuhook.engines.layers import Layer
 from gpuhook.engines.model import ABSENT
+from gpuhook.engines.tree import get
 from gpuhook.errors import GpuhookError, shown
 
 V1, V2, V3 = "cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"
@@ -104,7 +105,7 @@ class Loaded:
 
     def runtimes(self) -> Table:
         """The runtimes by name, with the `runc` that containerd has by itself."""
-        found = table(table(self.cri(), "containerd"), "runtimes")
+        found = table(self.cri(), "containerd", "runtimes")
         own = {"runc": {"runtime_type": RUNC_V2}}
         if self.deep:
             return merged(own, found)
@@ -119,9 +120,9 @@ class Loaded:
         return None
 
 
-def table(tree: Mapping[str, Any], key: str) -> Table:
-    """The table at `key`, empty where there is none."""
-    found = tree.get(key)
+def table(tree: Mapping[str, Any], *keys: str) -> Table:
+    """The table at `keys`, empty where there is none."""
+    found = get(tree, keys)
     return found if isinstance(found, dict) else {}
 
 
@@ -219,7 +220,7 @@ def read(path: str, text: str) -> File:
     for name in (V1, V2, V3):  # `get` refuses what is no table on its way
         at = ("plugins", name, "containerd", "runtimes")
         file.get(*at, "")
-        for runtime in table(table(table(file.plugins, name), "containerd"), "runtimes"):
+        for runtime in table(file.plugins, name, "containerd", "runtimes"):
             file.get(*at, runtime, "options", "")
     file.strings("imports")
     return file

@@ -30,7 +30,7 @@ class Base:
 def base(loaded: Loaded) -> Base:
     """The default runtime, or runc's where that is no runc: a VM's options would mean nothing."""
     runtimes = loaded.runtimes()
-    old = table(table(loaded.cri(), "containerd"), "default_runtime")
+    old = table(loaded.cri(), "containerd", "default_runtime")
     said = table(loaded.cri(), "containerd").get("default_runtime_name")
     # microk8s's template has a variable there, which is runc's name at first
     name = said if isinstance(said, str) and said and "${" not in said else "runc"
@@ -83,7 +83,7 @@ def steps(loaded: Loaded, options: Options) -> tuple[Step, ...]:
     at = (*top, "containerd", "runtimes", options.runtime_name)
     present = table(loaded.runtimes(), options.runtime_name)
     result: list[Step] = []
-    configured = table(table(loaded.cri(), "containerd"), "runtimes")
+    configured = table(loaded.cri(), "containerd", "runtimes")
     if not loaded.deep and loaded.version < 3 and not configured and options.runtime_name != "runc":
         # In 1.x a table of runtimes takes the place of containerd's own, which has runc.
         result.append(Set((*top, "containerd", "runtimes", "runc", "runtime_type"), RUNC_V2))

@@ -82,7 +82,7 @@ def _generation(host: Host, place: Place, loaded: Loaded) -> int:
 
 def _block(loaded: Loaded, place: Place, options: Options, version: int, template: tuple[str, str | None]) -> FileEdit:
     name = options.runtime_name
-    there = table(table(loaded.runtimes(), name), "options").get("BinaryName")
+    there = table(loaded.runtimes(), name, "options").get("BinaryName")
     if there and there != options.runtime:
         raise GpuhookError(
             "engine-config-conflict",

@@ -49,8 +49,8 @@ def propose(host: Host, options: Options) -> Proposal:
     others = found if options.drop_in else tuple(layer for layer in found if layer.path != target)
     steps = _steps(options, others)
     _refuse_conflicts(options, target, layers.after(others, order, target))
-    sentence, hint = layers.other_low_level(host, options, "CRI-O", _default_path(host, others))
-    notes += [f"{sentence}; {hint}"] if sentence else []
+    other = layers.other_low_level(host, options, "CRI-O", _default_path(host, others))
+    notes += [f"{item.message}; {item.hint}" for item in other]
     notes += hooksdir.notes(host, _hook_folders(found))
     if not options.default_runtime:
         notes.append(f"pods get this runtime by a RuntimeClass with handler: {options.runtime_name}")
@@ -176,28 +176,23 @@ def check(host: Host, options: Options) -> tuple[Finding, ...]:
     except GpuhookError as error:
         return (Finding("problem", "configuration", error.message, error.hint),)
     hooked = hooksdir.present(host, options, folders)
-    said = [
-        findings.files("CRI-O", f"neither {main} nor a file below {main}.d is there", [layer.path for layer in found])
-    ]
-    said += [*_registered(options, found, names, hooked)]
+    none = f"neither {main} nor a file below {main}.d is there"
+    said = [findings.files("CRI-O", none, [layer.path for layer in found])]
+    said += _registered(options, found, names, hooked)
     if names:
         said += findings.program(host, options.runtime, f"runtime {names[0]} is")
         default = default or "the one built into CRI-O"
         otherwise = f"pods name {names[0]} by a RuntimeClass"
         said.append(findings.default_runtime(default in names, default, otherwise))
-        sentence, hint = layers.other_low_level(host, options, "CRI-O", theirs)
-        said += [Finding("warning", "low-level", sentence, hint)] if sentence else []
+        said += layers.other_low_level(host, options, "CRI-O", theirs)
         said += _in_force(host, names)
     said += hooksdir.check(host, options, folders, registered=bool(names))
     return tuple(said)
 
 
 def _registered(options: Options, found: tuple[Layer, ...], names: tuple[str, ...], hooked: bool) -> Iterator[Finding]:
-    ours = [
-        (layer, name)
-        for layer, name in layers.entries(found, *_RUNTIMES)
-        if layer.get(*_RUNTIMES, name, "runtime_path") == options.runtime
-    ]
+    entries = layers.entries(found, *_RUNTIMES)
+    ours = [item for item in entries if item[0].get(*_RUNTIMES, item[1], "runtime_path") == options.runtime]
     for name, layer in {name: layer for layer, name in ours if name in names}.items():
         place = layer.place(*_RUNTIMES, name, "runtime_path")
         yield Finding("ok", "runtime", f"runtime {name} is {options.runtime} ({place})")

@@ -137,16 +137,15 @@ def low_level(host: Host, options: Options) -> str:
     return next(filter(None, found), "")
 
 
-def other_low_level(host: Host, options: Options, engine: str, theirs: str) -> tuple[str, str]:
-    """A sentence, and what to do, where gpuhook-runtime runs another runtime than the engine's usual one, `theirs`.
+def other_low_level(host: Host, options: Options, engine: str, theirs: str) -> tuple[Finding, ...]:
+    """What is said where gpuhook-runtime runs another runtime than the engine's usual one, `theirs`.
 
     Report R145: CRI-O ships its own crun outside PATH, and gpuhook does not see which one the engine would have used.
     """
     found = low_level(host, options)
     if not theirs or not host.runnable(theirs) or any(host.same(theirs, path) for path in (options.runtime, found)):
-        return ("", "")
+        return ()
     does = f"runs {found}" if found else "finds no low-level runtime"
-    return (
-        f"{engine} runs {theirs} where gpuhook is not asked for, and {options.runtime} {does}",
-        f'to keep {theirs}: low-level = ["{theirs}"] below [runtime] in {runtime_toml(options)}',
-    )
+    text = f"{engine} runs {theirs} where gpuhook is not asked for, and {options.runtime} {does}"
+    hint = f'to keep {theirs}: low-level = ["{theirs}"] below [runtime] in {runtime_toml(options)}'
+    return (Finding("note", "low-level", text, hint),)

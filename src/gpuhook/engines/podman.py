@@ -116,9 +116,8 @@ def _refuse_conflicts(options: Options, main: str, target: str, later: tuple[Lay
 
 
 def _remarks(host: Host, options: Options, found: tuple[Layer, ...], later: tuple[Layer, ...]) -> Iterator[str]:
-    sentence, hint = layers.other_low_level(host, options, "podman", _default_path(host, options, found))
-    if sentence:
-        yield f"{sentence}; {hint}"
+    for item in layers.other_low_level(host, options, "podman", _default_path(host, options, found)):
+        yield f"{item.message}; {item.hint}"
     for layer in later:
         names = layer.strings(*_JSON)
         if names is not None and not _appends(layer.get(*_JSON)) and options.runtime_name not in names:
@@ -263,8 +262,7 @@ def check(host: Host, options: Options) -> tuple[Finding, ...]:
         where = f"{default} ({source.place(*_DEFAULT)})" if source is not None else "podman's own choice"
         otherwise = f"containers need --runtime {names[0]}"
         said.append(findings.default_runtime(default in names, where, otherwise))
-        sentence, hint = layers.other_low_level(host, options, "podman", theirs)
-        said += [Finding("note", "low-level", sentence, hint)] if sentence else []
+        said += layers.other_low_level(host, options, "podman", theirs)
         said += _asked(host, options, names)
     for layer, name in layers.entries(found, *_RUNTIMES):
         if options.runtime in (layer.strings(*_RUNTIMES, name) or ()) and name not in names:
