@@ -32,14 +32,15 @@ _AT_FDCWD = -100
 _LINKS_NEEDED = ((1, 1, 3), (1, 1, 7))
 
 
-def findings(host: Host, prefix: str) -> tuple[Finding, ...]:
-    """All of the host's findings, in the order in which a start meets them. `prefix` is gpuhook's installation."""
+def findings(host: Host, prefix: str, engine: str = "") -> tuple[Finding, ...]:
+    """All of the host's findings, in the order in which a start meets them. `prefix` is gpuhook's installation;
+    `engine`: without what is about other engines alone."""
     found = [*_kernel(), *_installation(prefix), *_python(host)]
     settings, broken = _settings(prefix)
     found += [broken, *_runtime(host, settings, prefix)]
     if broken.level != "problem":  # whose roots would be looked at is not known
         found += [*drivercheck.findings(host, settings, prefix), *policy(settings)]
-    return (*found, *_cgroups(host), *_security(host), *neighbours.findings(host, settings, prefix))
+    return (*found, *_cgroups(host), *_security(host), *neighbours.findings(host, settings, prefix, engine))
 
 
 # --- the kernel ---------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from gpuhook import config
 from gpuhook.config import Config
 from gpuhook.engines.host import Host
 from gpuhook.engines.model import Finding
-from gpuhook.errors import shown
+from gpuhook.errors import EXIT_CODES, shown
 
 _PROGRAMS = (
     "nvidia-container-runtime",
@@ -32,20 +32,22 @@ _CONFIGURATIONS = {
 }
 _TAIL = 1 << 16  # bytes of the log that are looked at
 _RECENT = 3600  # seconds
+_HINT = re.compile(r".* \[([a-z-]+)\](\\n  fix: )(.*)")  # GpuhookError.__str__ in a line of the log
 _LINE = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\.\d{3}Z error (\S+) (.*)", re.ASCII)
 
 
-def findings(host: Host, settings: Config, prefix: str) -> Iterator[Finding]:
-    """The neighbours' findings and the log's."""
-    yield from toolkit(host)
-    yield from docker_gpus(host)
+def findings(host: Host, settings: Config, prefix: str, engine: str = "") -> Iterator[Finding]:
+    """The neighbours' findings and the log's. `engine`: without what is about other engines alone."""
+    yield from toolkit(host, engine)
+    if engine in ("", "docker"):
+        yield from docker_gpus(host, prefix)
     yield from log(settings, prefix)
 
 
 # --- NVIDIA's container toolkit -------------------------------------------------------------------------------------
 
 
-def toolkit(host: Host) -> Iterator[Finding]:
+def toolkit(host: Host, only: str = "") -> Iterator[Finding]:
     """Whether NVIDIA's container toolkit is here too, and who uses it."""
     programs = [name for name in _PROGRAMS if host.which(name) is not None]
     uses = {
@@ -61,19 +63,24 @@ def toolkit(host: Host) -> Iterator[Finding]:
             text += "; `docker run --gpus` takes its hook, which gpuhook-runtime replaces by its own"
         yield Finding("note", "toolkit", text)
     for engine, paths in uses.items():
-        for path in paths:
+        for path in paths if only in ("", engine) else ():
             text = f"{path} names NVIDIA's runtime: containers of {engine} that ask for it by its name go there"
             hint = f"`gpuhook configure {engine} --runtime-name nvidia` takes the name over"
             yield Finding("note", "toolkit-runtime", text, hint)
 
 
-def docker_gpus(host: Host) -> Iterator[Finding]:
+def docker_gpus(host: Host, prefix: str) -> Iterator[Finding]:
     """Where docker knows no `--gpus`: dockerd looks for a program of this name, or of CDI's, in PATH as it starts."""
     known = any(host.which(name) is not None for name in ("nvidia-container-runtime-hook", "nvidia-cdi-hook"))
     if known or host.which("dockerd") is None:
         return
     text = "`docker run --gpus` fails here (could not select device driver): no nvidia-container-runtime-hook in PATH"
-    yield Finding("note", "docker-gpus", text, "docker run --runtime gpuhook -e NVIDIA_VISIBLE_DEVICES=all ...")
+    hint = (
+        "install the package gpuhook-docker-gpus, or make its link: "
+        f"ln -s gpuhook-hook {prefix}/usr/bin/nvidia-container-runtime-hook; then restart docker\n"
+        "without it: docker run --runtime gpuhook -e NVIDIA_VISIBLE_DEVICES=all ..."
+    )
+    yield Finding("note", "docker-gpus", text, hint)
 
 
 def _names_nvidia(host: Host, path: str) -> bool:
@@ -112,13 +119,21 @@ def log(settings: Config, prefix: str) -> Iterator[Finding]:
         except ValueError:  # a 99th month
             continue
         if 0 <= age <= _RECENT:
-            yield Finding("note", "last-error", f"{int(age // 60)} min ago, {_told(match[2], match[3])}")
+            text, hint = _told(match[2], match[3])
+            yield Finding("note", "last-error", f"{int(age // 60)} min ago, {text}", hint)
         return
 
 
-def _told(container: str, text: str) -> str:
-    """What a line of the log says; of a traceback the last line, which says what was wrong."""
+def _told(container: str, text: str) -> tuple[str, str]:
+    """What a line of the log says, and its hint; of a traceback the last line, which says what was wrong.
+
+    The log has line ends as \\n. Those that str() of an error made are taken back, and no others: what a container
+    asks for may have such in it, before the reference.
+    """
     whose = "no container" if container == "-" else f"container {shown(container, 64)[1:-1]}"
+    hint = ""
     if text.startswith("Traceback "):
         text = text.removesuffix("\\n").rpartition("\\n")[2] + " (the log has the traceback)"
-    return f"{whose}: {shown(text, 400)[1:-1]}"
+    elif (found := _HINT.search(text)) and found[1] in EXIT_CODES:
+        text, hint = text[: found.start(2)], found[3].replace("\\n       ", "\n")
+    return f"{whose}: {text[:400]}{'...' * (len(text) > 400)}", hint
