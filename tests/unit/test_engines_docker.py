@@ -650,6 +650,34 @@ def test_doctor_finds(world: World, document: dict[str, Any], info: dict[str, An
     assert any(item.level == "problem" and text in item.message and item.hint for item in found), found
 
 
+@pytest.mark.parametrize(
+    ("systemd", "pid", "info", "fix"),
+    [
+        (True, 0, {"ServerVersion": ""}, "start docker (`systemctl start docker`)"),
+        (False, 0, {"ServerVersion": ""}, "start docker"),
+        (True, 7, {"Runtimes": {}}, "systemctl reload docker (running containers go on)"),
+        (
+            False,
+            7,
+            {"ServerVersion": "25.0.1"},
+            "end process 7 and start dockerd as before; it stops running containers",
+        ),
+    ],
+    ids=["down", "down-without-systemd", "reload", "by-hand"],
+)
+def test_the_fix_of_a_daemon_is_something_to_do(
+    world: World, systemd: bool, pid: int, info: dict[str, Any], fix: str
+) -> None:
+    """What dockerd does by itself is no advice."""
+    world.installed()
+    if systemd:
+        world.systemd()
+    if pid:
+        world.dockerd(pid)
+    found = checked(world, GOOD | {"features": {"cdi": True}}, **info)
+    assert fix in [item.hint for item in found if item.level in ("problem", "warning")]
+
+
 @pytest.mark.parametrize("mode", [None, 0o644], ids=["absent", "no-program"])
 def test_the_program_of_the_runtime_must_be_one(world: World, mode: int | None) -> None:
     """A runtime that can't be started, with the line that names it."""

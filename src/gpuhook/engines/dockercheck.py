@@ -41,8 +41,13 @@ class _View:
         return at(self.place.path, self.text, keys)
 
     def restart(self, why: str = "") -> str:
-        """The sentence of how dockerd reads its file."""
-        return dockerd.restart(self.host, self.place, self.document, why).sentence
+        """What to do for dockerd to read its file."""
+        means = dockerd.restart(self.host, self.place, self.document, why)
+        if not means.needed:
+            return f"start docker{means.sentence.partition('when it starts')[2]}"
+        if means.command:
+            return f"{' '.join(means.command)} ({means.sentence.rpartition('; ')[2]})"
+        return means.sentence.partition(": ")[2]
 
     @property
     def default(self) -> str:
