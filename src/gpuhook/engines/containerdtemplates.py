@@ -88,18 +88,15 @@ def _block(loaded: Loaded, place: Place, options: Options, version: int, templat
             "engine-config-conflict",
             f"{place.config} has a runtime {shown(name)} already, with BinaryName {shown(str(there))}: {place.kind} "
             "adds one for each runtime that it finds in its PATH, and a template can't have the table twice",
-            "choose another name: --runtime-name gpuhook, and a RuntimeClass with that handler; or remove "
-            f"{shown(str(there))} and restart {place.kind}",
+            f"take another --runtime-name and RuntimeClass, or remove {shown(str(there))} and restart {place.kind}",
         )
     if options.default_runtime:
         raise GpuhookError(
             "engine-option-unsupported",
-            f"the template of {place.kind} can't name a default runtime beside its own table, and the option "
-            f"--default-runtime of {place.kind} takes names of its own only",
+            f"the template of {place.kind} can't name a default runtime, and its own option takes no other's",
             f"name the runtime in a RuntimeClass with the handler {name}",
         )
-    cri = loaded.cri()
-    if options.cdi and not (version >= 3 and cri.get("enable_cdi", True) is True) and cri.get("enable_cdi") is not True:
+    if options.cdi and loaded.cri().get("enable_cdi", version >= 3) is not True:
         raise GpuhookError(
             "engine-option-unsupported",
             f"the template of {place.kind} can't set enable_cdi beside its own table",
@@ -109,9 +106,10 @@ def _block(loaded: Loaded, place: Place, options: Options, version: int, templat
     ours = containerdruntime.wanted(loaded, options)
     values = ours.pop("options")
     head = f"[plugins.'{plugin}'.containerd.runtimes.'{name}'"
-    lines = [f"{head}]", *(f"  {key} = {_toml(value)}" for key, value in ours.items()), f"{head}.options]"]
-    lines += [f"  {key} = {_toml(value)}" for key, value in values.items() if key != "SystemdCgroup"]
-    lines.append("  SystemdCgroup = {{ .SystemdCgroup }}")  # as the base template gives it to runc
+    values.pop("SystemdCgroup", None)
+    own, more = ([f"  {key} = {tomlkit.item(value).as_string()}" for key, value in of.items()] for of in (ours, values))
+    # SystemdCgroup as the base template gives it to runc
+    lines = [f"{head}]", *own, f"{head}.options]", *more, "  SystemdCgroup = {{ .SystemdCgroup }}"]
     path, present = template
     tables = _tables(block.body(path, present or ""))
     tables[name] = "".join(f"{line}\n" for line in lines)
@@ -126,7 +124,3 @@ def _tables(text: str) -> dict[str, str]:
         if head:
             found[head[1]] = part
     return found
-
-
-def _toml(value: object) -> str:
-    return tomlkit.item(value).as_string()

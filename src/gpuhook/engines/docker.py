@@ -76,12 +76,8 @@ def _entry(document: dict[str, Any], options: Options) -> dict[str, Any]:
     """What the runtime's entry shall be. One of another program is replaced as a whole, since its arguments or shim
     options are not gpuhook's; one that is gpuhook's already keeps what a person added."""
     there = runtimes(document).get(options.runtime_name)
-    if (
-        isinstance(there, dict)
-        and there.get("path") == options.runtime
-        and not (there.get("runtimeType") or there.get("options"))
-    ):
-        return there
+    if isinstance(there, dict) and there.get("path") == options.runtime:
+        return {"path": options.runtime} if there.get("runtimeType") or there.get("options") else there
     return {"path": options.runtime}
 
 

@@ -127,9 +127,7 @@ def _rootless(host: Host, mine: _Daemons, unit: _Daemons, everybody: _Daemons) -
         raise GpuhookError(
             "engine-not-found",
             f"no rootless docker of the user with id {host.uid}: no dockerd of theirs runs, and there is no {usual}",
-            "for the system's docker, run this as root"
-            if rootful
-            else "install docker, or name its file: --config FILE",
+            "for the system's docker, run this as root" if rootful else "install docker, or name its file: --config",
         )
     place = _place(host, "rootless", (*mine, *unit), usual)
     if not mine and any(d.uid == 0 for d in everybody):

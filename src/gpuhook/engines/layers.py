@@ -25,12 +25,8 @@ class Layer:
         found: Value = self.tree
         for depth, key in enumerate(path):
             if not isinstance(found, dict):
-                name = ".".join(path[:depth])
-                raise GpuhookError(
-                    "engine-config-invalid",
-                    f"{self.place(*path[:depth])}: {name} must be a table, is {shown(found)}",
-                    f"write [{name}] and its keys below",
-                )
+                hint = f"write [{'.'.join(path[:depth])}] and its keys below"
+                raise self._wrong(path[:depth], "a table", found, hint)
             if key not in found:
                 return ABSENT
             found = found[key]
@@ -43,11 +39,7 @@ class Layer:
             return None
         items = [item for item in found if not isinstance(item, dict)] if isinstance(found, list) else [None]
         if not all(isinstance(item, str) for item in items):
-            raise GpuhookError(
-                "engine-config-invalid",
-                f"{self.place(*path)}: {'.'.join(path)} must be a list of strings, is {shown(found)}",
-                'write it as ["...", "..."]',
-            )
+            raise self._wrong(path, "a list of strings", found, 'write it as ["...", "..."]')
         return tuple(str(item) for item in items)
 
     def text_at(self, *path: str) -> str:
@@ -56,12 +48,12 @@ class Layer:
         if found is ABSENT:
             return ""
         if not isinstance(found, str):
-            raise GpuhookError(
-                "engine-config-invalid",
-                f"{self.place(*path)}: {'.'.join(path)} must be a string, is {shown(found)}",
-                'write it in quotes: "..."',
-            )
+            raise self._wrong(path, "a string", found, 'write it in quotes: "..."')
         return found
+
+    def _wrong(self, path: tuple[str, ...], wanted: str, found: Value, hint: str) -> GpuhookError:
+        text = f"{self.place(*path)}: {'.'.join(path)} must be {wanted}, is {shown(found)}"
+        return GpuhookError("engine-config-invalid", text, hint)
 
     def place(self, *path: str) -> str:
         """`FILE:LINE` of what stands at `path`, or the file where its line is not known."""
