@@ -2,9 +2,9 @@
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -19,7 +19,7 @@ from gpuhook.engines.model import FileEdit, Options, Proposal, Restart, Set
 from gpuhook.engines.transaction import Change
 from gpuhook.errors import GpuhookError
 
-_ENGINES = click.Choice(list(engines.NAMES))
+_Command = TypeVar("_Command", bound=Callable[..., object])
 _TABLE = "\n".join(f"  {name:<10}  {text}" for name, text in engines.NAMES.items())
 _PRIVILEGED = (
     Set(("request", "accept-env-when-unprivileged"), False),
@@ -47,6 +47,16 @@ def _named(context: click.Context, option: click.Parameter, text: str | None) ->
     return _absolute(context, option, text)
 
 
+def _config(text: str) -> Callable[[_Command], _Command]:
+    return click.option("--config", callback=_named, type=click.Path(readable=False), metavar="FILE", help=text)
+
+
+_ENGINE = click.argument("engine", type=click.Choice(list(engines.NAMES)))
+_DRY_RUN = click.option("--dry-run", is_flag=True, help="Show the diff and what is to be known of it; write nothing.")
+_RESTART = click.option("--restart", is_flag=True, help="Make the engine read it, where an init system runs.")
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+
+
 @click.command(
     epilog=f"""\b
 Engines:
@@ -65,14 +75,8 @@ Exit status: 0, also where nothing had to change (with --json `changed` tells); 
 nothing was changed.
 """
 )
-@click.argument("engine", type=_ENGINES)
-@click.option(
-    "--config",
-    callback=_named,
-    type=click.Path(readable=False),
-    metavar="FILE",
-    help="The engine's configuration file.",
-)
+@_ENGINE
+@_config("The engine's configuration file.")
 @click.option(
     "--runtime-name",
     default=Options.runtime_name,
@@ -101,9 +105,9 @@ nothing was changed.
 @click.option(
     "--hook", "hook_only", is_flag=True, help="Write into the engine's OCI hooks directory (crio, podman); no runtime."
 )
-@click.option("--dry-run", is_flag=True, help="Show the diff and what is to be known of it; write nothing.")
-@click.option("--restart", is_flag=True, help="Make the engine read it, where an init system runs.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+@_DRY_RUN
+@_RESTART
+@_JSON
 def configure(  # noqa: PLR0917 - click names them
     engine: str,
     config: str | None,
@@ -169,17 +173,11 @@ Exit status: 0, also where nothing had been configured (with --json `changed` te
 nothing was changed.
 """
 )
-@click.argument("engine", type=_ENGINES)
-@click.option(
-    "--config",
-    callback=_named,
-    type=click.Path(readable=False),
-    metavar="FILE",
-    help="Only what was done for this file.",
-)
-@click.option("--dry-run", is_flag=True, help="Show the diff and what is to be known of it; write nothing.")
-@click.option("--restart", is_flag=True, help="Make the engine read it, where an init system runs.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+@_ENGINE
+@_config("Only what was done for this file.")
+@_DRY_RUN
+@_RESTART
+@_JSON
 def unconfigure(engine: str, config: str | None, dry_run: bool, restart: bool, as_json: bool) -> None:
     """Take back what `gpuhook configure ENGINE` did, all of it.
 

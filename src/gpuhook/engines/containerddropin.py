@@ -52,9 +52,8 @@ def drop_in(host: Host, loaded: Loaded, options: Options, path: str) -> tuple[tu
     seen = containerdconfig.load(host, loaded.path, loaded.engine, texts)
     version = loaded.version if loaded.fresh else seen.files[0].version
     tree: Table = {"version": version} if version else {}
-    copied = not loaded.deep and bool(seen.cri())
-    copy = seen.source()
-    source = copy.path if copied and copy else ""
+    copied = None if loaded.deep or not seen.cri() else seen.source()
+    source = copied.path if copied else ""
     if copied:
         tree["plugins"] = {seen.plugin: seen.cri()}
     text, _ = tomltext.apply(path, _head(seen, source) + tomlkit.dumps(tree), _steps(seen, options))
@@ -78,15 +77,10 @@ def _mode(host: Host, seen: Loaded) -> int:
 
 def _steps(seen: Loaded, options: Options) -> tuple[Step, ...]:
     """The runtime's steps for a file of its own, where nothing of ours is present: lists are written whole."""
-    lists: Table = {
-        key: value for key, value in containerdruntime.wanted(seen, options).items() if isinstance(value, list)
-    }
-    result: list[Step] = []
-    for step in containerdruntime.steps(seen, options):
-        put = Set(step.path, lists[step.path[-1]]) if isinstance(step, Add) else step
-        if put not in result:
-            result.append(put)
-    return tuple(result)
+    whole = containerdruntime.wanted(seen, options)
+    steps = containerdruntime.steps(seen, options)
+    puts = [Set(step.path, whole[step.path[-1]]) if isinstance(step, Add) else step for step in steps]
+    return tuple(step for at, step in enumerate(puts) if step not in puts[:at])
 
 
 def _version(loaded: Loaded) -> tuple[Step, ...]:
