@@ -134,6 +134,10 @@ def test_a_broken_driver_is_the_problem(fault: str, ask: Ask, well: World, sim_d
     assert problem["hint"]
     assert f"a GPU container would not work on this host: {problem['message']} [doctor-problem]" in err
     assert document["error"]["hint"] == problem["hint"]
+    done = subprocess.run([well.cli, "doctor"], env={"PATH": f"{folder}/bin"}, capture_output=True, text=True)
+    assert (done.stdout + done.stderr).count(problem["message"]) == 1
+    assert (done.stdout + done.stderr).count("would not work: see driver above") >= 1
+    assert "would not work on this host: see " in done.stderr
 
 
 def test_a_broken_configuration_is_a_problem_and_the_rest_is_looked_at(ask: Ask, well: World) -> None:
@@ -587,14 +591,14 @@ def test_r118_docker_that_talks_to_another_daemon(engines_host: Host, well: Worl
     file = Path(engines_host.real("/etc/docker/daemon.json"))
     file.parent.mkdir(parents=True)
     file.write_text(json.dumps({"runtimes": {"gpuhook": {"path": options.runtime}}}))
-    told = doctor.examination(engines_host, str(well.path), options, ("docker",))
+    told = doctor.examination(engines_host, str(well.path), options, "docker")
     (part,) = told["engines"]
     assert not [item for item in told["host"] if item["level"] == "problem"]
     assert (told["works"], part["works"]) == (False, False)
     assert "desktop-linux" in part["why"]
     assert doctor.lines(told | {"error": None})[-1].startswith("docker: a GPU container would not work: ")
     program(programs / "docker", "#!/bin/sh\n[ \"$1 $2\" = 'context show' ] && echo default\n")
-    told = doctor.examination(engines_host, str(well.path), options, ("docker",))
+    told = doctor.examination(engines_host, str(well.path), options, "docker")
     assert (told["works"], told["engines"][0]["why"]) == (True, "")
     assert doctor.lines(told | {"error": None})[-1] == "docker: a GPU container would work"
 
@@ -608,7 +612,7 @@ def test_engines_share_a_line_where_they_share_the_reason() -> None:
     host = [{"level": "problem", "check": "driver", "message": "no driver", "hint": ""}]
     engines = [part("docker", "no driver"), part("containerd", "else"), part("crio", ""), part("podman", "no driver")]
     assert doctor.lines({"works": True, "host": host, "engines": engines})[-3:] == [
-        "docker, podman: a GPU container would not work: no driver",
+        "docker, podman: a GPU container would not work: see driver above",
         "containerd: a GPU container would not work: else",
         "crio: a GPU container would work",
     ]
@@ -619,7 +623,7 @@ def test_the_fix_of_a_file_that_was_named_names_it(name: str, engines_host: Host
     path = f"{well.path}/its own.{'json' if name == 'docker' else 'toml'}"
     Path(engines_host.real(path)).parent.mkdir(parents=True, exist_ok=True)
     Path(engines_host.real(path)).write_text("{}" if name == "docker" else "")
-    told = doctor.examination(engines_host, str(well.path), Options(str(well.runtime), config=path), (name,))
+    told = doctor.examination(engines_host, str(well.path), Options(str(well.runtime), config=path), name)
     hints = [item["hint"] for item in told["engines"][0]["findings"] if "gpuhook configure" in item["hint"]]
     assert hints
     assert all(f"gpuhook configure {name} --config '{path}'" in hint for hint in hints)
@@ -633,16 +637,32 @@ def test_an_engine_whose_file_is_broken_is_a_problem_that_names_the_line(
     file = Path(engines_host.real("/etc/docker/daemon.json"))
     file.parent.mkdir(parents=True)
     file.write_text('{"dns": ["172.17.0.1"]\n "runtimes": {}}')
-    told = doctor.examination(engines_host, str(well.path), Options(runtime=str(well.runtime)), ("docker",))
+    told = doctor.examination(engines_host, str(well.path), Options(runtime=str(well.runtime)), "docker")
     assert told["works"] is False
     assert "/etc/docker/daemon.json:2" in told["engines"][0]["why"]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_engine_that_is_not_here_is_a_problem_of_its_own(name: str, engines_host: Host, well: World) -> None:
-    told = doctor.examination(engines_host, str(well.path), Options(runtime=str(well.runtime)), (name,))
+    told = doctor.examination(engines_host, str(well.path), Options(runtime=str(well.runtime)), name)
     assert (told["works"], told["engines"][0]["works"]) == (False, False)
     assert told["engines"][0]["why"]
+
+
+@pytest.mark.parametrize("here", ["", "bin/crio", "usr/sbin/crio", "proc/1/cmdline"])
+def test_files_alone_are_no_engine(here: str, engines_host: Host, well: World, programs: Path) -> None:
+    """CRI-O's package was removed, and its configuration is still right."""
+    folder = Path(engines_host.real("/etc/crio/crio.conf.d"))
+    folder.mkdir(parents=True)
+    entry = f'[crio.runtime.runtimes.gpuhook]\nruntime_path = "{well.runtime}"\n'
+    (folder / "99-gpuhook.conf").write_text(entry)
+    if here:
+        path = programs / "crio" if here.startswith("bin") else Path(engines_host.real(f"/{here}"))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        program(path, "/usr/bin/crio\0" if here.startswith("proc") else "#!/bin/sh\nexit 1\n")
+    told = doctor.examination(engines_host, str(well.path), Options(runtime=str(well.runtime)), "crio")
+    assert told["works"] is bool(here)
+    assert ("crio is not on this host" in told["engines"][0]["why"]) is not bool(here)
 
 
 def document(host: list[str], **engines: list[str]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,13 @@ _SIGNS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("/var/lib/rancher/k3s/agent", "/var/lib/rancher/rke2/agent", "/var/snap/microk8s/current/args"),
     ),
     "crio": (("crio",), ("/etc/crio",)),
+    "podman": (("podman",), ()),
+}
+# engine -> what it consists of: programs (or processes) of which one must be here, and where they lie outside of PATH
+_PROGRAMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "docker": (("dockerd",), ("/snap/docker/current",)),
+    "containerd": (("containerd", "k3s", "rke2"), ("/opt/rke2/bin/rke2", "/var/snap/microk8s/current/args")),
+    "crio": (("crio",), ()),
     "podman": (("podman",), ()),
 }
 _LEVELS = ("problem", "warning", "note", "ok")
@@ -61,13 +68,14 @@ def doctor(engine: str | None, path: str | None, name: str | None, as_json: bool
         config=os.path.abspath(path) if path else "",
         runtime_name=name or Options.runtime_name,
     )
-    document = examination(host, where, options, (engine,) if engine else here(host))
+    document = examination(host, where, options, engine)
     error = failure(document)
     document["error"] = render.failure(error) if error else None
     if as_json:
         click.echo(render.document(document))
     else:
         click.echo("\n".join(lines(document)))
+        error = failure(document, brief=True)
     if error is not None:
         raise render.ToldError(error)
 
@@ -81,9 +89,10 @@ def here(host: Host) -> tuple[str, ...]:
     )
 
 
-def examination(host: Host, where: str, options: Options, names: Sequence[str]) -> dict[str, Any]:
-    """What --json says, but for the error."""
-    found = hostcheck.findings(host, where)
+def examination(host: Host, where: str, options: Options, engine: str | None) -> dict[str, Any]:
+    """What --json says, but for the error; of one engine, or of all that are here."""
+    names = (engine,) if engine else here(host)
+    found = hostcheck.findings(host, where, engine or "")
     if not names:
         text = "none was found: no docker, containerd, CRI-O or podman in PATH or in the usual places"
         found += (Finding("note", "engines", text, "`gpuhook configure ENGINE --config FILE` takes one elsewhere"),)
@@ -108,6 +117,8 @@ def _engine(host: Host, name: str, options: Options) -> tuple[Finding, ...]:
         found = engines.load(name).check(host, options)
     except GpuhookError as error:
         found = (Finding("problem", error.reference, error.message, error.hint),)
+    if not any(item.check == "engine-not-found" for item in found):
+        found = (*_absent(host, name), *found)
     if not options.config:
         return found
     # what was looked at is what a person then configures, not the engine's usual file
@@ -116,22 +127,41 @@ def _engine(host: Host, name: str, options: Options) -> tuple[Finding, ...]:
     return tuple(replace(item, hint=item.hint.replace(command, wanted)) for item in found)
 
 
+def _absent(host: Host, name: str) -> Iterator[Finding]:
+    """A configuration without the engine's program runs no container."""
+    programs, places = _PROGRAMS[name]
+    there = any(host.which(item) or host.find(item) or next(host.processes(item), None) for item in programs)
+    if not there and not any(host.exists(place) for place in places):
+        text = f"{' or '.join(programs)} is not on this host: not in PATH or the usual places, and it does not run"
+        yield Finding(
+            "problem", "engine-not-found", text, f"install {name}, or remove what is left of its configuration"
+        )
+
+
 def _first(findings: Sequence[Finding]) -> Finding | None:
     """The first problem."""
     return next((item for item in findings if item.level == "problem"), None)
 
 
-def failure(document: dict[str, Any]) -> GpuhookError | None:
-    """The error of a host, or of all its engines; None where a GPU container would work."""
+def failure(document: dict[str, Any], *, brief: bool = False) -> GpuhookError | None:
+    """The error of a host, or of all its engines; None where a GPU container would work. `brief`: for whoever has just
+    read the findings."""
     if document["works"]:
         return None
     problems = [item for item in document["host"] if item["level"] == "problem"]
     through = "on this host" if problems else f"through {' or '.join(part['engine'] for part in document['engines'])}"
     problems += [item for part in document["engines"] for item in part["findings"] if item["level"] == "problem"]
-    text = f"a GPU container would not work {through}: {problems[0]['message']}"
+    why = _reasons(document).get(problems[0]["message"]) if brief else None
+    text = f"a GPU container would not work {through}: {why or problems[0]['message']}"
     if len(problems) > 1:
         text += f" (the first of {len(problems)} problems)"
-    return GpuhookError("doctor-problem", text, problems[0]["hint"])
+    return GpuhookError("doctor-problem", text, "" if why else problems[0]["hint"])
+
+
+def _reasons(document: dict[str, Any]) -> dict[str, str]:
+    """For the message of each problem of the host where it stands: some are long, and all engines share them."""
+    problems = [item for item in document["host"] if item["level"] == "problem"]
+    return {item["message"]: f"see {item['check']} above" for item in problems}
 
 
 # --- for people -----------------------------------------------------------------------------------------------------
@@ -148,16 +178,15 @@ def lines(document: dict[str, Any]) -> list[str]:
             shown += _lines(item, width)
         shown.append("")
     if not document["engines"]:
-        why = next((item["message"] for item in document["host"] if item["level"] == "problem"), "")
-        shown.append(_verdict("this host", document["works"], why))
-    return shown + _verdicts(document["engines"])
+        shown.append(_verdict("this host", document["works"], next(iter(_reasons(document).values()), "")))
+    return shown + _verdicts(document["engines"], _reasons(document))
 
 
-def _verdicts(parts: list[dict[str, Any]]) -> list[str]:
-    """A line for each engine; engines that share a reason share a line, so that it is read once."""
+def _verdicts(parts: list[dict[str, Any]], reasons: dict[str, str]) -> list[str]:
+    """A line for each engine; engines that share a reason share a line, and the host's is not said again."""
     shared: dict[tuple[bool, str], list[str]] = {}
     for part in parts:
-        shared.setdefault((part["works"], part["why"]), []).append(part["engine"])
+        shared.setdefault((part["works"], reasons.get(part["why"], part["why"])), []).append(part["engine"])
     return [_verdict(", ".join(names), works, why) for (works, why), names in shared.items()]
 
 
