@@ -18,7 +18,7 @@ _USERNS = Finding(
     "note",
     "userns-remap",
     "containers run in user namespaces (userns-remap): they open the host's device nodes as another user",
-    "the nodes below /dev/nvidia* must be open to everybody (mode 0666)",
+    "leave the nodes /dev/nvidia* open to everybody (mode 0666)",
 )
 _CONFIGURE = "gpuhook configure docker"
 CDI_SINCE = (25, 0)  # Docker's release notes

@@ -22,7 +22,7 @@ _NOTE_LIMIT = 1 << 16  # bytes of a container's file
 _OTHERS = 0o006
 _CDI = ("/etc/cdi", "/var/run/cdi", "/run/cdi")  # CDI 0.7 and 1.0, container-device-interface/SPEC.md
 _CDI_VERSION = re.compile(r"/lib(?:cuda|nvidia-ml)\.so\.(\d{2,4}\.\d{1,4}(?:\.\d{1,4})?)\b", re.ASCII)
-_REFRESH = "`gpuhook record refresh` tells what is different now"
+_REFRESH = "see what is different now: gpuhook record refresh"
 
 
 def findings(host: Host, settings: Config, prefix: str) -> Iterator[Finding]:
@@ -55,7 +55,7 @@ def findings(host: Host, settings: Config, prefix: str) -> Iterator[Finding]:
             path, reason = stored.left_out[0]
             more = f", and {len(stored.left_out) - 1} more" if len(stored.left_out) > 1 else ""
             text = f"no container gets {shown(path)[1:-1]}: {shown(reason)[1:-1]}{more}"
-            yield Finding("note", "files", text, "`gpuhook list` names all of them")
+            yield Finding("note", "files", text, "see all of them: gpuhook list")
     yield from _gpus(known)
     yield from _nodes(host, settings, known, has_containers=bool(running(prefix)))
     yield from granted(host, settings, prefix, known)
@@ -74,7 +74,7 @@ def _node_of_windows(settings: Config) -> Iterator[Finding]:
 def _cure() -> str:
     """What lets the record be stored."""
     if os.geteuid() != 0:
-        return "root's starts store it; `sudo gpuhook record refresh` does so now"
+        return "run `sudo gpuhook record refresh`; each start by root stores it, too"
     return "see that /run is writable and /run/gpuhook is root's alone"
 
 
@@ -115,19 +115,19 @@ def _nodes(host: Host, settings: Config, known: Record, *, has_containers: bool)
     absent = [node.path for node in found if node.missing]
     if absent:
         text = f"{_some(absent)}: missing, as after a boot; gpuhook makes what a container is granted"
-        hint = "`nvidia-modprobe -c 0 -u` as root makes them; nvidia-persistenced, at boot"
+        hint = "run `nvidia-modprobe -c 0 -u` as root, or nvidia-persistenced at boot"
         yield Finding("note", "nodes", text, hint)
     else:
         yield Finding("ok", "nodes", f"{len(found)} device nodes, with the numbers of /proc/devices")
     paths = {node.path for node in found}
     if "/dev/nvidia-modeset" not in paths:
         text = "/dev/nvidia-modeset is not there: containers do without; only displays need it"
-        yield Finding("note", "modeset", text, "`nvidia-modprobe -m` as root makes it")
+        yield Finding("note", "modeset", text, "run `nvidia-modprobe -m` as root")
     closed = [node for node in found if node.mode & _OTHERS != _OTHERS]
     if closed:
         one = closed[0]
         text = f"{_some([node.path for node in closed])}: mode {one.mode:04o}, group {one.gid}: not open to others"
-        hint = "who is not root needs NVreg_DeviceFileMode=0666 (the default) or the group (--group-add keep-groups)"
+        hint = "set NVreg_DeviceFileMode=0666 (the default), or give others the group (--group-add keep-groups)"
         yield Finding("warning", "node-modes", text, hint)
     yield from _links(host, found, has_containers=has_containers)
 
@@ -139,7 +139,7 @@ def _links(host: Host, found: list[Node], *, has_containers: bool) -> Iterator[F
         yield Finding("ok", "device-links", "/dev/char has a link of each node: device rules survive daemon-reload")
     elif has_containers:
         text = f"{_some(missing)}: no such link: containers may lose their GPUs at the next `systemctl daemon-reload`"
-        yield Finding("warning", "device-links", text, "the next start of a container with GPUs makes the links")
+        yield Finding("warning", "device-links", text, "start a container with GPUs: that makes the links")
     else:
         text = f"{_some(missing)}: no such link: gpuhook-runtime makes it when a container gets GPUs"
         yield Finding("note", "device-links", text)

@@ -186,7 +186,7 @@ def _runtime(host: Host, settings: Config, prefix: str) -> Iterator[Finding]:
     low, high = _LINKS_NEEDED
     if shim.dialect(found) == "runc" and low <= numbers[:3] < high:
         text = f"runc {version.text(numbers)} drops the rule of a device without a link in /dev/char: gpuhook makes it"
-        yield Finding("note", "runtime-bug", text, "runc 1.1.7 or newer has no need of them")
+        yield Finding("note", "runtime-bug", text, "update runc to 1.1.7 or newer, which has no need of them")
 
 
 # --- policy -------------------------------------------------------------------------------------------------------

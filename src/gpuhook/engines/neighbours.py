@@ -65,7 +65,7 @@ def toolkit(host: Host, only: str = "") -> Iterator[Finding]:
     for engine, paths in uses.items():
         for path in paths if only in ("", engine) else ():
             text = f"{path} names NVIDIA's runtime: containers of {engine} that ask for it by its name go there"
-            hint = f"`gpuhook configure {engine} --runtime-name nvidia` takes the name over"
+            hint = f"take the name over: gpuhook configure {engine} --runtime-name nvidia"
             yield Finding("note", "toolkit-runtime", text, hint)
 
 
