@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,7 +70,7 @@ def test_a_capability_that_cannot_work_is_refused(capability: str, missing: Driv
     assert "535.161.08" in caught.value.message
 
 
-def made(image: Image = DEBIAN, files: tuple[DriverFile, ...] = (CUDA, ML, SMI), **more: tuple[str, ...]) -> Plan:
+def made(image: Image = DEBIAN, files: tuple[DriverFile, ...] = (CUDA, ML, SMI), **more: Any) -> Plan:
     return plan.make(RECORD, files, image, **more)
 
 
