@@ -1,5 +1,7 @@
-"""layout.py CHECKOUT VENDOR DESTDIR [sources]: lay out the installed tree (called by scripts/install, which prepares
-VENDOR); with `sources` without what precompile.py makes of it, for a package that compiles where it is installed.
+"""layout.py CHECKOUT VENDOR DESTDIR [sources|bundle]: lay out the installed tree (called by scripts/install, which
+prepares VENDOR); with `sources` without what precompile.py makes of it, for a package that compiles where it is
+installed; with `bundle` with launchers that start the Python in the tree itself, which packaging/bundle/build puts
+there.
 
 A start in flight keeps its files: the folder of a version is made beside its place and exchanged with what stands
 there, and each launcher, which names the version, is replaced by one rename after it.
@@ -16,6 +18,19 @@ import precompile
 
 LAUNCHERS = ("gpuhook-runtime", "gpuhook-hook", "gpuhook")
 PLACEHOLDER = b"@VERSION@"
+PYTHON = b"gpuhook_python="  # in the launcher that is sh
+SYSTEM_PYTHON = b"/usr/bin/python3"
+BUNDLED_PYTHON = b"/usr/lib/gpuhook/python/bin/python3"  # below the prefix
+SHEBANG = b"#!" + SYSTEM_PYTHON + b" -ISB\n"
+# Instead of SHEBANG in a launcher that is Python, since the kernel takes no path relative to the file. To sh it is
+# commands up to exec, to Python a string.
+RELATIVE = b'''#!/bin/sh
+""":"
+gpuhook_self=$0
+[ ! -L "$0" ] || gpuhook_self=$(readlink -f -- "$0")
+exec "${gpuhook_self%/usr/bin/*}@PYTHON@" -ISB "$0" "$@"
+":"""
+'''.replace(b"@PYTHON@", BUNDLED_PYTHON)
 WHOLE = "whole"  # the last name in the folder of a version: a launcher that finds it finds all
 AT_FDCWD = -100
 RENAME_EXCHANGE = 2
@@ -38,7 +53,7 @@ def main(checkout: str, vendor: str, destdir: str, what: str = "") -> None:
         shutil.rmtree(new, ignore_errors=True)
     os.makedirs(f"{destdir}/usr/bin", exist_ok=True)
     for name in LAUNCHERS:
-        put_file(launcher(checkout, name, version), f"{destdir}/usr/bin/{name}", 0o755)
+        put_file(launcher(checkout, name, version, what == "bundle"), f"{destdir}/usr/bin/{name}", 0o755)
     os.makedirs(f"{destdir}/etc/gpuhook", exist_ok=True)
     if not os.path.lexists(f"{destdir}/etc/gpuhook/runtime.toml"):
         with open(f"{checkout}/config/runtime.toml", "rb") as file:
@@ -55,12 +70,18 @@ def version_of(checkout: str) -> str:
     return match[1]
 
 
-def launcher(checkout: str, name: str, version: str) -> bytes:
-    """The text of a launcher with the version filled in."""
+def launcher(checkout: str, name: str, version: str, bundled: bool = False) -> bytes:
+    """The text of a launcher with the version filled in; `bundled`: with the Python in the tree itself."""
     with open(f"{checkout}/src/launchers/{name}", "rb") as file:
         text = file.read()
     if PLACEHOLDER not in text:
         raise SystemExit(f"layout.py: src/launchers/{name} names no version")
+    if bundled and text.startswith(SHEBANG):
+        text = RELATIVE + text.removeprefix(SHEBANG)
+    elif bundled:
+        if PYTHON + SYSTEM_PYTHON not in text:
+            raise SystemExit(f"layout.py: src/launchers/{name} names no Python")
+        text = text.replace(PYTHON + SYSTEM_PYTHON, PYTHON + b"$gpuhook_prefix" + BUNDLED_PYTHON)
     return text.replace(PLACEHOLDER, version.encode())
 
 

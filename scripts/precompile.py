@@ -1,4 +1,4 @@
-"""precompile.py [remove]: compile the folder of a version that this file lies in, for the /usr/bin/python3 of now.
+"""precompile.py [remove]: compile the folder of a version that this file lies in, for the Python that runs it.
 
 Also part of the installed tree, where a package calls it when it is installed and when the system gets another Python.
 Without what it makes, all works from the sources, and each start takes longer. Each file that it writes is replaced by
@@ -76,7 +76,7 @@ def bundle(folder: str, entry: str, place: str) -> bytes:
     """The compiled modules that an entry point starts with, in one file: the magic number of the Python that they are
     compiled for, then (code that makes them, modules) by marshal. To find, open and check them one by one takes as long
     as to run them. Without docstrings and asserts. A launcher that finds another Python imports the usual way."""
-    command = ["/usr/bin/python3", "-ISB", "-c", TRACE, folder, entry]
+    command = [sys.executable, "-ISB", "-c", TRACE, folder, entry]
     listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     modules = []
     for line in listed.splitlines():

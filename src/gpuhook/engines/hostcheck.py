@@ -23,8 +23,9 @@ from gpuhook.errors import GpuhookError, shown
 
 LAUNCHERS = ("gpuhook-runtime", "gpuhook-hook", "gpuhook")
 _LIBRARY = ("gpuhook-shim", "shim.bundle", "hook.bundle")  # what the launchers open, in the folder of the version
-_NAMES_VERSION = re.compile(rb"/usr/lib/gpuhook/([0-9a-z.+~]+)")
-_PYTHON = "/usr/bin/python3"  # what all launchers start
+_NAMES_VERSION = re.compile(rb"/usr/lib/gpuhook/([0-9][0-9a-z.+~]*)")
+_PYTHON = "/usr/bin/python3"  # what all launchers start, where there is not this one below the prefix:
+_BUNDLED_PYTHON = "usr/lib/gpuhook/python/bin/python3"
 _OLDEST_PYTHON = (3, 11)
 _AT_FDCWD = -100
 # runc 1.1.3 took device rules to systemd by /dev/char alone and dropped those without a link there; 1.1.7 looks at the
@@ -35,7 +36,7 @@ _LINKS_NEEDED = ((1, 1, 3), (1, 1, 7))
 def findings(host: Host, prefix: str, engine: str = "") -> tuple[Finding, ...]:
     """All of the host's findings, in the order in which a start meets them. `prefix` is gpuhook's installation;
     `engine`: without what is about other engines alone."""
-    found = [*_kernel(), *_installation(prefix), *_python(host)]
+    found = [*_kernel(), *_installation(prefix), *_python(host, prefix)]
     settings, broken = _settings(prefix)
     found += [broken, *_runtime(host, settings, prefix)]
     if broken.level != "problem":  # whose roots would be looked at is not known
@@ -94,7 +95,7 @@ def _installation(prefix: str) -> Iterator[Finding]:
     text = f"gpuhook {__version__}: programs in {prefix}/usr/bin, which nobody else may write"
     yield Finding("ok", "installation", text)
     old = [name for name in _LIBRARY[1:] if not Path(library, name).read_bytes().startswith(MAGIC_NUMBER)]
-    if old and os.path.realpath(sys.executable) == os.path.realpath(_PYTHON):
+    if old and os.path.realpath(sys.executable) == os.path.realpath(_started(prefix)):
         text = f"{', '.join(old)} were made for another version of Python: each start takes longer"
         yield Finding("note", "bundles", text, "install gpuhook again, which makes them for this Python")
 
@@ -132,18 +133,27 @@ def _not_ours(path: str) -> list[str]:
         real = os.path.dirname(real)
 
 
-def _python(host: Host) -> Iterator[Finding]:
-    said = host.ask(_PYTHON, "-ISc", "import sys; print(*sys.version_info[:3], sep='.')")
+def _started(prefix: str) -> str:
+    """The Python that the launchers of an installation start."""
+    bundled = f"{prefix}/{_BUNDLED_PYTHON}"
+    return bundled if os.path.lexists(bundled) else _PYTHON
+
+
+def _python(host: Host, prefix: str) -> Iterator[Finding]:
+    python = _started(prefix)
+    said = host.ask(python, "-ISc", "import sys; print(*sys.version_info[:3], sep='.')")
     found = version.parse((said or "").strip())
     if found is None:
         hint = "install python3: without it a container that may ask for a GPU does not start"
-        yield Finding("problem", "python", f"{_PYTHON} is not there, or does not run", hint)
+        if python != _PYTHON:
+            hint = "unpack gpuhook again: without its Python a container that may ask for a GPU does not start"
+        yield Finding("problem", "python", f"{python} is not there, or does not run", hint)
     elif found < _OLDEST_PYTHON:
         wanted = version.text(_OLDEST_PYTHON)
-        text = f"{_PYTHON} is Python {version.text(found)}, and gpuhook needs {wanted} or newer"
-        yield Finding("problem", "python", text, f"make {_PYTHON} a Python of version {wanted} or newer")
+        text = f"{python} is Python {version.text(found)}, and gpuhook needs {wanted} or newer"
+        yield Finding("problem", "python", text, f"make {python} a Python of version {wanted} or newer")
     else:
-        yield Finding("ok", "python", f"{_PYTHON} is Python {version.text(found)}")
+        yield Finding("ok", "python", f"{python} is Python {version.text(found)}")
 
 
 def _settings(prefix: str) -> tuple[Config, Finding]:

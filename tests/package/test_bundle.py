@@ -1,0 +1,214 @@
+"""The bundle: gpuhook with a Python of its own, on hosts that have none."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpuhook import __version__
+from tests import bundles
+from tests.conftest import ROOTS
+from tests.engines.archive import ALL
+from tests.engines.machine import Machine
+from tests.images import CHECKOUT, image
+from tests.package.conftest import EPOCH
+
+PREFIX = "/opt/gpu hook"  # a blank, as a test of the launchers
+PYTHON = "usr/lib/gpuhook/python"
+LIMIT = 40_000_000  # bytes, unpacked
+SEEN = "dlopen:libcuda.so.1: ok libcuda.so 580.95.05\n/dev/nvidia0: ok\n"
+
+
+def build(checkout: Path, dist: Path, umask: int = 0o022) -> Path:
+    """Build the archive into a folder."""
+    done = subprocess.run(
+        ["/bin/sh", "-c", f"umask {umask:o}; exec packaging/bundle/build"],
+        cwd=checkout,
+        env=os.environ | {"SOURCE_DATE_EPOCH": EPOCH, "DIST": str(dist)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (archive,) = dist.iterdir()
+    return archive
+
+
+@pytest.fixture(scope="module")
+def archive(place: Path, installed: Path) -> Path:
+    """The archive of this checkout (`installed` has fetched what it carries)."""
+    return build(CHECKOUT, place / "bundle")
+
+
+@pytest.fixture(scope="module")
+def unpacked(archive: Path, place: Path) -> Path:
+    """What is in it."""
+    tree = place / "unpacked"
+    tree.mkdir()
+    subprocess.run(["tar", "--extract", "--file", archive, "--directory", tree], check=True)
+    return tree
+
+
+def test_two_builds_are_equal(archive: Path, folder: Path) -> None:
+    """In another folder, under another umask."""
+    for name in ("config", "packaging", "scripts", "src", "build/vendor", "build/bundle/debs"):
+        ignore = shutil.ignore_patterns("__pycache__", "*.egg-info")
+        shutil.copytree(CHECKOUT / name, folder / "again" / name, ignore=ignore)
+    shutil.copy(CHECKOUT / "LICENSE", folder / "again")
+    again = build(folder / "again", folder / "dist", 0o077)
+    assert again.name == archive.name
+    assert again.read_bytes() == archive.read_bytes()
+
+
+def test_what_is_in_it(archive: Path, unpacked: Path) -> None:
+    """All files are root's and nobody else's to write, none is a link; the essentials; the size; each licence."""
+    listed = subprocess.run(["tar", "-tvf", archive, "--numeric-owner"], capture_output=True, text=True, check=True)
+    kinds = {tuple(line.split()[:2]) for line in listed.stdout.splitlines()}
+    assert kinds == {(mode, "0/0") for mode in ("drwxr-xr-x", "-rwxr-xr-x", "-rw-r--r--")}
+
+    files = {str(path.relative_to(unpacked)): path for path in unpacked.rglob("*") if path.is_file()}
+    assert sum(path.stat().st_size for path in files.values()) < LIMIT
+    programs = {name for name, path in files.items() if path.stat().st_mode & 0o100}
+    launchers = {f"usr/bin/{name}" for name in ("gpuhook", "gpuhook-hook", "gpuhook-runtime")}
+    (loader,) = (path.name for path in (unpacked / PYTHON / "lib").glob("ld-linux-*"))
+    (interpreter,) = (path.name for path in (unpacked / PYTHON / "bin").glob("python3.*"))
+    assert programs == launchers | {f"{PYTHON}/bin/python3", f"{PYTHON}/bin/{interpreter}", f"{PYTHON}/lib/{loader}"}
+    library = f"usr/lib/gpuhook/{__version__}"
+    compiled = {f"{library}/{name}.bundle" for name in ("shim", "hook", "hookonly")}
+    assert compiled | {"etc/gpuhook/runtime.toml", f"{library}/whole", f"{library}/gpuhook-shim"} < files.keys()
+    assert not any(name.startswith("etc/") and name != "etc/gpuhook/runtime.toml" for name in files)
+
+    licences = unpacked / "usr/share/doc/gpuhook/licences"
+    said = (licences / "README").read_text()
+    for package in ("libc6", "libexpat1", "libffi8", "zlib1g", f"{interpreter}-minimal"):
+        assert f"\n{package} " in said
+        assert "opyright" in (licences / package).read_text()
+    assert "GNU LESSER GENERAL PUBLIC LICENSE" in (licences / "common-licenses/LGPL-2.1").read_text()
+
+
+def test_all_that_it_is_linked_with_is_in_it(unpacked: Path) -> None:
+    """Each library that a program or a module of its Python needs."""
+    there = {path.name for path in (unpacked / PYTHON / "lib").iterdir()}
+    elves = [*(unpacked / PYTHON).rglob("*.so*"), *(unpacked / PYTHON / "bin").glob("python3.*")]
+    assert len(elves) > 15
+    for path in elves:
+        said = subprocess.run(["readelf", "--dynamic", path], capture_output=True, text=True, check=True).stdout
+        needed = {line.partition("[")[2].rstrip("]") for line in said.splitlines() if "(NEEDED)" in line}
+        assert needed <= there, path
+
+
+# --- on a host without a Python -------------------------------------------------------------------------------------
+
+
+ENV = """#!/bin/sh
+# what machine.sh wants of coreutils' env and busybox has not
+trap '' CHLD
+shift
+exec "$@"
+"""
+
+
+@pytest.fixture(scope="module")
+def bare(place: Path) -> Path:
+    """A root file system of busybox alone: no Python, no loader, no libraries."""
+    tree = place / "bare"
+    shutil.copytree(image("busybox"), tree, symlinks=True)
+    (tree / "usr/bin/env").unlink()
+    (tree / "usr/bin/env").write_text(ENV)
+    (tree / "usr/bin/env").chmod(0o755)
+    return tree
+
+
+@pytest.fixture(scope="module")
+def with_runc(bare: Path, place: Path) -> Path:
+    """The same with runc, and the libraries that runc is linked with."""
+    tree = place / "with-runc"
+    shutil.copytree(bare, tree, symlinks=True)
+    runc = bundles.tool("runc")
+    linked = subprocess.run(["ldd", runc], capture_output=True, text=True, check=True).stdout
+    for file in (runc, *(word for word in linked.split() if word.startswith("/"))):
+        at = tree / file.lstrip("/")
+        at.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, at)
+    return tree
+
+
+class Host(Machine):
+    """A machine with the bundle unpacked, a simulated driver beside it."""
+
+    driver: Path
+
+    def unpack(self, unpacked: Path, driver: Path) -> None:
+        """Put the bundle in its place, and point it at the driver."""
+        self.driver = driver
+        self.check("mkdir", "-p", PREFIX)
+        self.check("cp", "-a", f"{unpacked}/.", PREFIX)
+        text = "[driver]\n" + "".join(f'{key} = "{driver}"\n' for key in ROOTS)
+        self.write(f"{PREFIX}/etc/gpuhook/runtime.toml", text)
+
+
+@pytest.fixture
+def host(place: Path, bare: Path, unpacked: Path, sim_driver: Path, folder: Path) -> Iterator[Host]:
+    """A host with nothing but busybox."""
+    with Host(folder / "m", "v1", system=bare, see=[place]) as machine:
+        machine.unpack(unpacked, sim_driver)
+        yield machine
+
+
+@pytest.fixture
+def runc_host(place: Path, with_runc: Path, unpacked: Path, sim_driver: Path, folder: Path) -> Iterator[Host]:
+    """A host with runc too."""
+    with Host(folder / "m", "v1", system=with_runc, see=[place]) as machine:
+        machine.unpack(unpacked, sim_driver)
+        yield machine
+
+
+@pytest.mark.runc
+def test_the_command_on_a_bare_host(host: Host) -> None:
+    """Without a loader and without a Python, by a link too; NVML is asked by a helper that starts that Python."""
+    assert host.run("ls", "/lib64/ld-linux-x86-64.so.2", "/usr/bin/python3", "/lib/ld-linux-aarch64.so.1").out == ""
+    command = f"{PREFIX}/usr/bin/gpuhook"
+    assert host.check(command, "--version") == f"gpuhook {__version__}\n"
+    host.check("ln", "-s", command, "/usr/bin/gpuhook")
+    said = host.run("gpuhook", "info")
+    assert said.out.count("\tNVIDIA H100 80GB HBM3\ttesla\t9.0\tok\n") == 2
+    assert "[runtime-not-found]" in said.err  # only that is wrong: there is no runc
+    assert f"{PREFIX}/etc/gpuhook/runtime.toml" in host.check("gpuhook", "config", "path")
+    assert "verdict:" in host.check("gpuhook", "check", "cuda>=12.6")
+    assert "requirement-not-met" in host.run("gpuhook", "check", "cuda>=99.0").err
+    maps = host.check(f"{PREFIX}/{PYTHON}/bin/python3", "-ISc", "import ctypes; print(open('/proc/self/maps').read())")
+    assert {
+        line.partition("/")[2] for line in maps.splitlines() if ".so" in line and f" {PREFIX}/" not in line
+    } == set()
+
+
+@pytest.mark.runc
+def test_a_container_on_a_host_without_python(runc_host: Host) -> None:
+    """Real runc: a GPU's node and CUDA's library by its name; what doctor says; a refusal with its reason."""
+    host = runc_host
+    runtime = f"{PREFIX}/usr/bin/gpuhook-runtime"
+
+    def start(name: str, *env: str) -> tuple[int, str, str]:
+        args = ["opendev", "dlopen:libcuda.so.1", "/dev/nvidia0"]
+        bundle = bundles.make(host.folder / name, "lib64", env=env, args=args).path
+        spec = (bundle / "config.json").read_text()
+        group = f'"cgroupsPath": "/{host.cgroup}/{name}", "namespaces"'
+        (bundle / "config.json").write_text(spec.replace('"namespaces"', group, 1))
+        done = host.run(runtime, "run", "--bundle", bundle, name)
+        return done.code, done.out, done.err
+
+    assert start("first", ALL) == (0, SEEN, "")
+    assert start("second", ALL) == (0, SEEN, "")  # by the record and the compiled configuration
+    code, out, err = start("newer", ALL, "NVIDIA_REQUIRE_CUDA=cuda>=99.0")
+    assert (code != 0, out) == (True, "")
+    assert "this container needs CUDA 99.0 or newer" in err
+    assert "driver 580.95.05 supports CUDA up to 13.0 [requirement-not-met]" in err
+    code, out, err = start("quiet")
+    assert "No such file" in out  # asks for nothing, gets nothing
+
+    said = host.check(f"{PREFIX}/usr/bin/gpuhook", "doctor")
+    assert f"{PREFIX}/{PYTHON}/bin/python3 is Python 3." in said
+    assert "a GPU container would work" in said
