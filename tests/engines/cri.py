@@ -4,6 +4,7 @@ The messages are made of the table below, which has the fields that the tests us
 kubernetes/cri-api pkg/apis/runtime/v1/api.proto; what a message has beyond them is skipped by protobuf.
 """
 
+import os
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # else every child that a test forks has threads, and may enter nothing
 
 import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory

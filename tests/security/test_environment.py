@@ -172,8 +172,11 @@ HARMLESS = (
 OURS = {
     **dict.fromkeys(("gpuhook_patterns", "gpuhook_text", "gpuhook_name"), "no such word"),
     **dict.fromkeys(("gpuhook_low_level", "gpuhook_path", "gpuhook_self", "gpuhook_folders"), "{evil}/bin/runc"),
-    **dict.fromkeys(("gpuhook_prefix", "gpuhook_state", "gpuhook_file", "gpuhook_bundle"), "{evil}"),
-    **dict.fromkeys(("gpuhook_known", "gpuhook_format", "gpuhook_word", "gpuhook_arg", "gpuhook_newline"), "1"),
+    "gpuhook_python": "{evil}/bin/runc",
+    **dict.fromkeys(("gpuhook_prefix", "gpuhook_state", "gpuhook_file", "gpuhook_bundle", "gpuhook_library"), "{evil}"),
+    **dict.fromkeys(
+        ("gpuhook_known", "gpuhook_format", "gpuhook_word", "gpuhook_arg", "gpuhook_newline", "gpuhook_count"), "1"
+    ),
     **dict.fromkeys(("gpuhook_log", "gpuhook_log_format"), "{marks}/log"),
 }
 

@@ -29,9 +29,9 @@ PIPES = "/tmp/nvidia-mps"
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Path:
-    """A driver root."""
-    top = tmp_path / "host"
+def host(folder: Path) -> Path:
+    """A driver root, at a short path: the name of a socket has 108 bytes at most."""
+    top = folder / "host"
     for path in (CUDA, ML, SMI):
         (top / path[1:]).parent.mkdir(parents=True, exist_ok=True)
         (top / path[1:]).write_text(f"host's {path}")
@@ -44,9 +44,9 @@ def host(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
+def root(folder: Path) -> Path:
     """A container's root."""
-    top = tmp_path / "rootfs"
+    top = folder / "rootfs"
     for name in ("usr/lib", "usr/bin", "etc", "run", "tmp"):
         (top / name).mkdir(parents=True)
     (top / "lib").symlink_to("usr/lib")
