@@ -212,3 +212,12 @@ def test_a_container_on_a_host_without_python(runc_host: Host) -> None:
     said = host.check(f"{PREFIX}/usr/bin/gpuhook", "doctor")
     assert f"{PREFIX}/{PYTHON}/bin/python3 is Python 3." in said
     assert "a GPU container would work" in said
+
+    host.check("ln", "-s", f"{PREFIX}/usr/bin/gpuhook-hook", "/usr/bin/nvidia-container-runtime-hook")
+    assert "[state-invalid]" in host.run("nvidia-container-runtime-hook", "prestart", text="{}").err
+
+    host.check("rm", f"{PREFIX}/{PYTHON}/bin/python3")
+    code, out, err = start("none", ALL)
+    assert (code, out) == (14, "")
+    assert f"{PREFIX}/{PYTHON}/bin/python3 is not there" in err
+    assert "runc version" in host.check(runtime, "--version")

@@ -469,9 +469,12 @@ def test_nvidias_toolkit_and_who_uses_it(tmp_path: Path) -> None:
 def test_r169_docker_without_its_gpus_option(names: list[str], noted: bool, tmp_path: Path) -> None:
     for name in names:
         program(tmp_path / name, "#!/bin/sh\n")
-    found = list(neighbours.docker_gpus(Host(root="", environ={"PATH": str(tmp_path)}), "/p"))
-    assert [item.check for item in found] == ["docker-gpus"] * noted
-    for part in ("gpuhook-docker-gpus", "ln -s gpuhook-hook /p/usr/bin/nvidia-container-runtime-hook"):
+    for prefix, part in (
+        ("", "gpuhook-docker-gpus, or make its link: ln -s gpuhook-hook /usr/bin/nvidia-container-runtime-hook;"),
+        ("/p", "PATH: ln -s /p/usr/bin/gpuhook-hook /usr/bin/nvidia-container-runtime-hook;"),
+    ):
+        found = list(neighbours.docker_gpus(Host(root="", environ={"PATH": str(tmp_path)}), prefix))
+        assert [item.check for item in found] == ["docker-gpus"] * noted
         assert all(part in item.hint for item in found)
 
 

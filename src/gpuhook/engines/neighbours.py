@@ -75,9 +75,11 @@ def docker_gpus(host: Host, prefix: str) -> Iterator[Finding]:
     if known or host.which("dockerd") is None:
         return
     text = "`docker run --gpus` fails here (could not select device driver): no nvidia-container-runtime-hook in PATH"
+    get = "install the package gpuhook-docker-gpus, or make its link: ln -s gpuhook-hook"
+    if prefix:
+        get = f"make a link in a folder of dockerd's PATH: ln -s {prefix}/usr/bin/gpuhook-hook"
     hint = (
-        "install the package gpuhook-docker-gpus, or make its link: "
-        f"ln -s gpuhook-hook {prefix}/usr/bin/nvidia-container-runtime-hook; then restart docker\n"
+        f"{get} /usr/bin/nvidia-container-runtime-hook; then restart docker\n"
         "without it: docker run --runtime gpuhook -e NVIDIA_VISIBLE_DEVICES=all ..."
     )
     yield Finding("note", "docker-gpus", text, hint)
