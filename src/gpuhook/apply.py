@@ -257,7 +257,7 @@ class Mounter:
         What is no regular file, or too long to be one of the loader's, is replaced too and can't be brought back.
         """
         try:
-            old = self.root.read(path, ldcache.LIMIT_FILE)
+            old = self.root.read(path, ldcache.LIMIT_FILE, own=True)
         except GpuhookError:
             old = None
         if old == data:

@@ -11,6 +11,7 @@ import posix
 from gpuhook import elf, ldcache
 from gpuhook.errors import GpuhookError
 from gpuhook.model import LoaderCache, value
+from gpuhook.rootfs import ForeignError
 
 CACHE = "/etc/ld.so.cache"
 CONF = "/etc/ld.so.conf"
@@ -198,14 +199,19 @@ class _Tree:
         if depth > LIMIT_DEPTH or self._files > LIMIT_FILES or self._lines >= LIMIT_LINES:
             self._warn(f"{CONF} of the image includes too much; the rest is left out")
             return
+        own = not depth
         try:
-            text = self.root.read(path, LIMIT_BYTES)
+            try:
+                text = self.root.read(path, LIMIT_BYTES, own=own)
+            except ForeignError:  # a volume's: it names directories, and is not copied
+                own = False
+                text = self.root.read(path, LIMIT_BYTES)
         except (GpuhookError, OSError) as problem:
             self._warn(f"{path} of the image can't be read: {problem.args[0]}")
             return
         if text is None:
             return
-        if not depth:
+        if own:
             self.text = text
         lines = text.split(b"\n", LIMIT_LINES - self._lines)
         self._lines += len(lines)
@@ -321,7 +327,7 @@ def musl_path(root: "Root", machine: str, ours: tuple[str, ...]) -> "bytes | Non
     as none, as for musl itself.
     """
     try:
-        text = root.read(musl_file(machine), LIMIT_BYTES)
+        text = root.read(musl_file(machine), LIMIT_BYTES, own=True)
     except (GpuhookError, OSError):
         text = None
     if text is None:

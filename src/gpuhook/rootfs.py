@@ -18,6 +18,13 @@ ONE_NAME = linux.RESOLVE_BENEATH | linux.RESOLVE_NO_SYMLINKS | linux.RESOLVE_NO_
 PROC_ROOT_INO = 1  # include/linux/proc_fs.h: the root of every procfs (and of a tmpfs: `self` tells them apart)
 _LINKS = 40  # as the kernel's MAXSYMLINKS
 
+# File systems whose files are the kernel's words: to read one may show what the runtime masks later (/proc/keys), take
+# a message away from who waits for it (/proc/kmsg), or wake a device.
+_OF_KERNEL = frozenset(
+    b"proc sysfs cgroup cgroup2 debugfs tracefs securityfs selinuxfs smackfs configfs pstore efivarfs bpf binfmt_misc"
+    b" fusectl resctrl nsfs mqueue devpts devtmpfs rpc_pipefs nfsd".split()
+)
+
 # What a lookup says of a path that is not there, or that leads through something that is no directory.
 _ABSENT = (errno.ENOENT, errno.ENOTDIR)
 
@@ -46,9 +53,10 @@ class ForeignError(GpuhookError):
 class Root:
     """A directory that lookups cannot leave. Owns `fd`; borrows `proc`, a handle of the host's procfs."""
 
-    __slots__ = ("fd", "name", "proc")
+    __slots__ = ("devices", "fd", "name", "proc")
 
     def __init__(self, fd: int, proc: int, name: str) -> None:
+        self.devices: dict[int, bool] = {}  # st_dev of files that were found, and whether such are opened
         self.fd = fd
         self.proc = proc
         self.name = name
@@ -76,10 +84,10 @@ class Root:
         """A handle of what `path` leads to. OSError as openat2(2)."""
         return linux.openat2(self.fd, path, flags, resolve)
 
-    def _find(self, path: str, flags: int = 0) -> int | None:
+    def _find(self, path: str, flags: int = 0, resolve: int = IN_ROOT) -> int | None:
         """As `open`, None where `path` is absent and GpuhookError where it can't be resolved."""
         try:
-            return self.open(path, linux.O_PATH | flags)
+            return self.open(path, linux.O_PATH | flags, resolve)
         except OSError as error:
             if error.errno in _ABSENT:
                 return None
@@ -108,12 +116,14 @@ class Root:
         finally:
             posix.close(fd)
 
-    def read(self, path: str, limit: int) -> bytes | None:
+    def read(self, path: str, limit: int, *, own: bool = False) -> bytes | None:
         """The content of the regular file at `path`; None where there is none.
 
-        GpuhookError `rootfs-unsafe` for one longer than `limit` bytes, or a path that can't be resolved safely.
+        GpuhookError `rootfs-unsafe` for one longer than `limit` bytes, or a path that can't be resolved safely. `own`:
+        only of the root's own mount, else ForeignError. What may be copied into another file has to be: on a volume may
+        lie what root can read and the container's user can't.
         """
-        fd = self.open_regular(path)
+        fd = self.open_regular(path, IN_ROOT | linux.RESOLVE_NO_XDEV if own else IN_ROOT)
         if fd is None:
             return None
         try:
@@ -123,17 +133,33 @@ class Root:
         finally:
             posix.close(fd)
 
-    def open_regular(self, path: str) -> int | None:
-        """The regular file at `path`, open for reading; None where there is none. GpuhookError `rootfs-unsafe`."""
-        fd = self._find(path)
+    def open_regular(self, path: str, resolve: int = IN_ROOT) -> int | None:
+        """The regular file at `path`, open for reading; None where there is none, or where it is the kernel's own.
+
+        GpuhookError `rootfs-unsafe`.
+        """
+        fd = self._find(path, 0, resolve)
         if fd is None:
             return None
         try:
-            return self._reopen(fd, posix.O_RDONLY) if S_ISREG(posix.fstat(fd).st_mode) else None
+            found = posix.fstat(fd)
+            is_file = S_ISREG(found.st_mode) and self._is_plain(fd, found.st_dev)
+            return self._reopen(fd, posix.O_RDONLY) if is_file else None
         except OSError as error:
             raise self._unsafe(path, error) from None
         finally:
             posix.close(fd)
+
+    def _is_plain(self, fd: int, device: int) -> bool:
+        """Whether a file lies on a file system that keeps data (and not in /proc or /sys). OSError."""
+        if not self.devices:
+            self.devices[posix.fstat(self.fd).st_dev] = True
+        known = self.devices.get(device)
+        if known is None:
+            fields = mount_of(fd, self.proc)
+            known = bool(fields) and fields[fields.index(b"-") + 1] not in _OF_KERNEL
+            self.devices[device] = known
+        return known
 
     def names(self, path: str, limit: int) -> tuple[str, ...] | None:
         """The names in the directory at `path`; None where there is none. GpuhookError for more than `limit`."""

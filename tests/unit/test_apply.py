@@ -371,6 +371,33 @@ def test_the_loaders_files_are_written(start: Start, host: Path, root: Path) -> 
     assert not list(root.rglob("*.gpuhook"))
 
 
+CONFS = [(GLIBC, "etc/ld.so.conf"), (Image("musl", "x86-64", "/usr/lib/gpu"), "etc/ld-musl-x86_64.path")]
+
+
+@pytest.mark.parametrize(("image", "conf"), CONFS, ids=["glibc", "musl"])
+@pytest.mark.parametrize("what", ["/proc/timer_list", "/proc/keys", "/volume/secret"])
+def test_a_link_of_the_image_copies_nothing_for_it(
+    start: Start, host: Path, root: Path, image: Image, conf: str, what: str
+) -> None:
+    """What runtimes mask later, and a volume's file that the container's user may not read: the hook may, as root."""
+    (root / "proc").mkdir()
+    (root / "volume").mkdir()
+    (root / conf).symlink_to(what)
+
+    def setup() -> None:
+        sandbox.mount("proc", root / "proc", "proc")
+        sandbox.mount("tmpfs", root / "volume", "tmpfs")
+        (root / "volume/secret").write_text("a secret\n")
+
+    container = start(setup)
+    secret = container.path(what).read_bytes()[:8]
+    assert secret
+    done(container, host, LoaderCache(CACHE.entries, (image.libdir,)), image=image)
+    made = [path for path in (root / "etc").rglob("*") if path.is_file() and not path.is_symlink()]
+    assert made
+    assert all(secret not in path.read_bytes() for path in made)
+
+
 @pytest.mark.parametrize("kind", ["link", "dangling", "fifo", "device"])
 def test_a_strange_loader_cache_is_replaced_not_written_through(
     start: Start, host: Path, root: Path, kind: str

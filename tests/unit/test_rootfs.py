@@ -270,6 +270,29 @@ def test_a_device_is_not_opened(root: Root, tree: Path, number: tuple[int, int])
     assert root.open_regular("/device") is None
 
 
+@pytest.mark.runc
+def test_files_of_the_kernel_are_not_opened(tmp_path: Path) -> None:
+    """To read /proc/kmsg takes messages away from the host's logger; others are masked for a container later."""
+    for name in ("proc", "sys", "data"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "link").symlink_to("/proc/kmsg")
+
+    def child() -> list[object]:
+        for kind, name in (("proc", "proc"), ("sysfs", "sys"), ("tmpfs", "data")):
+            sandbox.mount(kind, tmp_path / name, kind)
+        (tmp_path / "data/file").write_text("data")
+        root = Root.at(str(tmp_path))
+        found: list[object] = [root.open_regular(path) for path in ("/link", "/proc/version", "/sys/kernel/notes")]
+        found.append((root.read("/data/file", 10) or b"").decode())
+        try:
+            root.read("/data/file", 10, own=True)
+        except rootfs.ForeignError as error:
+            found.append(error.reference)
+        return found
+
+    assert sandbox.apart(child, mounts=True) == [None, None, None, "data", "rootfs-unsafe"]
+
+
 @pytest.mark.parametrize(
     "path",
     ["/proc/self/root/etc/passwd", "/proc/self/cwd", "/proc/self/fd/0", "/proc/self/exe", "/proc/thread-self/root"],
