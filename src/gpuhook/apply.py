@@ -321,12 +321,14 @@ class Mounter:
                 try:
                     fd = self.root.open(mount, linux.O_PATH | posix.O_DIRECTORY)
                     fields = rootfs.mount_of(fd, self.root.proc)
+                    own = rootfs.mount_of(self.root.fd, self.root.proc)
                 except OSError as error:
                     raise rootfs.unsafe(mount, error) from None
                 # A link of the image may lead from there to a volume: the spec's tmpfs is mounted at that very place.
                 place = self.root.here() + mount.encode("utf-8", "surrogateescape")
                 is_tmpfs = bool(fields) and fields[3] == b"/" and fields[fields.index(b"-") + 1] == b"tmpfs"
-                if not is_tmpfs or rootfs.unescaped(fields[4]) != place:
+                # A volume that is a whole tmpfs may lie over it, by another name: the spec's lies on the root itself.
+                if not is_tmpfs or fields[1:2] != own[:1] or rootfs.unescaped(fields[4]) != place:
                     raise rootfs.unsafe(mount, OSError(errno.EXDEV, ""))
                 return rootfs.Root(fd, self.root.proc, mount).directory(path[len(mount) :] or "/", made)
         return self.root.directory(path, made)

@@ -341,6 +341,27 @@ def test_a_volume_in_place_of_a_fresh_tmpfs_stays_as_it_is(
     assert os.listdir(volume) == []
 
 
+def test_a_volume_that_is_a_whole_tmpfs_hides_the_fresh_one(
+    start: Start, host: Path, root: Path, tmp_path: Path
+) -> None:
+    """The host's /run, or a volume in memory, at /var/run, which the image links to /run."""
+    (root / "var").mkdir()
+    (root / "var/run").symlink_to("../run")
+    volume = tmp_path / "volume"
+    volume.mkdir()
+
+    def setup() -> None:
+        sandbox.mount("tmpfs", root / "run", "tmpfs")
+        sandbox.mount("tmpfs", volume, "tmpfs")
+        sandbox.bind(volume, root / "var/run")
+
+    box = start(setup)
+    step = Bind(SOCKET, SOCKET, "socket", optional=True)
+    (warning,) = done(box, host, step, others=(SOCKET,), tmpfs=("/run",))
+    assert "another mount" in warning
+    assert os.listdir(f"/proc/{box.pid}/root{volume}") == []
+
+
 @pytest.mark.parametrize("exists", [True, False], ids=["mount point there", "mount point missing"])
 def test_a_read_only_root(start: Start, host: Path, root: Path, exists: bool) -> None:
     """What is there is covered; what is missing can't be made, and the start is refused with the reason."""
