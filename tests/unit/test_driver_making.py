@@ -4,6 +4,7 @@ import os
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -236,6 +237,24 @@ def test_left_by_a_killed_start(host: Config, folder: Path) -> None:
     (folder / f"dev/.nvidiactl.{os.getpid()}.gpuhook").touch()
     assert nodes.make(host, nodes.control(host, ())) == (f"{folder}/dev/nvidiactl",)
     assert os.listdir(folder / "dev") == ["nvidiactl"]
+
+
+def test_what_other_killed_starts_left_is_swept_away(
+    host: Config, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not a node that another start is making now, and nothing that is no node."""
+    left, other, made = [folder / "dev" / name for name in (".nvidia0.1.gpuhook", ".file.gpuhook", "nvidiactl")]
+    os.mknod(left, 0o666 | stat.S_IFCHR, os.makedev(195, 0))
+    other.touch()
+    nodes.make(host, nodes.control(host, ()))
+    assert left.exists()
+    made.unlink()
+    later = time.time() + making._LEFT + 1
+    monkeypatch.setattr(time, "time", lambda: later)
+    nodes.make(host, nodes.control(host, ()))
+    assert made.exists()
+    assert not left.exists()
+    assert other.exists()
 
 
 def test_many_at_once(host: Config, folder: Path) -> None:

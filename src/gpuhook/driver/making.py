@@ -8,6 +8,7 @@ Loaded only where a node is missing, and where the driver is looked at again.
 """
 
 import posix
+import time
 from _stat import S_IFCHR, S_ISCHR, S_ISDIR
 
 from gpuhook import config as settings
@@ -24,6 +25,8 @@ _LIMIT = 64 * 1024  # bytes of a file of the driver's in /proc
 _MODE = 0o666  # where the driver says nothing (nvidia-modprobe-utils.c)
 _OTHERS_WRITE = 0o022
 _ST_NODEV = 4  # statvfs(3)
+_TEMPORARY = ".gpuhook"  # how our temporary names end
+_LEFT = 60  # seconds after which a node under such a name is one that a killed start left
 _MOST = 1 << 31  # ids and modes that are taken
 
 
@@ -182,7 +185,8 @@ def _subfolder(folder: int, name: str) -> int:
 
 
 def _make(folder: int, name: str, node: Node) -> None:
-    temporary = f".{name}.{posix.getpid()}.gpuhook"
+    _sweep(folder)
+    temporary = f".{name}.{posix.getpid()}{_TEMPORARY}"
     number = posix.makedev(node.major, node.minor)
     try:
         posix.mknod(temporary, S_IFCHR, number, dir_fd=folder)
@@ -198,6 +202,19 @@ def _make(folder: int, name: str, node: Node) -> None:
             pass  # another start, or nvidia-modprobe, was faster
     finally:
         posix.unlink(temporary, dir_fd=folder)
+
+
+def _sweep(folder: int) -> None:
+    """Remove the nodes that killed starts left under a temporary name."""
+    with posix.scandir(folder) as entries:
+        names = [item.name for item in entries if item.name.startswith(".") and item.name.endswith(_TEMPORARY)]
+    for name in names:
+        try:
+            found = posix.stat(name, dir_fd=folder, follow_symlinks=False)
+            if S_ISCHR(found.st_mode) and time.time() - found.st_ctime > _LEFT:
+                posix.unlink(name, dir_fd=folder)
+        except FileNotFoundError:  # another start was faster
+            pass
 
 
 def _failed(host: str, why: str) -> GpuhookError:
