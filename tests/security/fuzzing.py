@@ -322,7 +322,7 @@ def _parsers() -> dict[str, Parser]:
     answer = {
         "driver": "535.1",
         "cuda": 12020,
-        "gpus": [{**gpu, "error": "", "mig": True, "migs": [[0, "MIG-1", 1, 0]]}],
+        "gpus": [{**gpu, "error": "", "mig": True, "migs": [[0, "MIG-1", 1, 0, True]]}],
     }
     return {
         "device strings": Parser([dots, b"0,1,2", b"all\0all"], device_words, _devices),
