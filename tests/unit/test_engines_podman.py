@@ -177,8 +177,10 @@ def test_an_earlier_file_is_no_conflict(tmp_path: Path) -> None:
     """The user's file is read after the system's, a drop-in file after the main one."""
     text = '[engine]\nruntime = "crun"\n[engine.runtimes]\ngpuhook = ["/x"]\n'
     host = make(tmp_path, {SYSTEM: text, podman.SHARE: text, f"{SYSTEM}.d/10.conf": text}, 1000)
-    podman.propose(host, Options(default_runtime=True))
-    podman.propose(make(tmp_path, {}), Options(default_runtime=True, drop_in=""))
+    (own,) = podman.propose(host, Options(default_runtime=True)).files
+    assert not own.path.startswith("/etc")
+    (drop_in,) = podman.propose(make(tmp_path, {}), Options(default_runtime=True, drop_in="")).files
+    assert drop_in.path.startswith(f"{SYSTEM}.d/")
 
 
 def test_a_later_list_without_our_name_is_said(tmp_path: Path) -> None:
