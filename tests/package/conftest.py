@@ -149,3 +149,16 @@ def new_deb(folder: Path) -> NewDeb:
         return deb
 
     return make
+
+
+def build_kind(kind: str, checkout: Path, dist: Path, umask: int = 0o022) -> None:
+    """Run packaging/KIND/build, with its result in a folder."""
+    done = subprocess.run(
+        ["/bin/sh", "-c", f"umask {umask:o}; exec packaging/{kind}/build"],
+        cwd=checkout,
+        env=os.environ | {"SOURCE_DATE_EPOCH": EPOCH, "DIST": str(dist)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,6 +1,5 @@
 """The bundle: gpuhook with a Python of its own, on hosts that have none."""
 
-import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from tests.conftest import ROOTS
 from tests.engines.archive import ALL
 from tests.engines.machine import Machine
 from tests.images import CHECKOUT, image
-from tests.package.conftest import EPOCH
+from tests.package.conftest import build_kind
 
 PREFIX = "/opt/gpu hook"  # a blank, as a test of the launchers
 PYTHON = "usr/lib/gpuhook/python"
@@ -24,15 +23,7 @@ SEEN = "dlopen:libcuda.so.1: ok libcuda.so 580.95.05\n/dev/nvidia0: ok\n"
 
 def build(checkout: Path, dist: Path, umask: int = 0o022) -> Path:
     """Build the archive into a folder."""
-    done = subprocess.run(
-        ["/bin/sh", "-c", f"umask {umask:o}; exec packaging/bundle/build"],
-        cwd=checkout,
-        env=os.environ | {"SOURCE_DATE_EPOCH": EPOCH, "DIST": str(dist)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    build_kind("bundle", checkout, dist, umask)
     (archive,) = dist.iterdir()
     return archive
 

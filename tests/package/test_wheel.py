@@ -1,6 +1,5 @@
 """The wheel and the source distribution: the command line alone, which says so."""
 
-import os
 import shutil
 import subprocess
 import sys
@@ -11,22 +10,14 @@ import pytest
 
 from gpuhook import __version__
 from tests.images import CHECKOUT
-from tests.package.conftest import EPOCH
+from tests.package.conftest import build_kind
 
 NAMES = [f"gpuhook-{__version__}-py3-none-any.whl", f"gpuhook-{__version__}.tar.gz"]
 
 
 def build(checkout: Path, dist: Path, umask: int = 0o022) -> Path:
     """Build both into a folder."""
-    done = subprocess.run(
-        ["/bin/sh", "-c", f"umask {umask:o}; exec packaging/wheel/build"],
-        cwd=checkout,
-        env=os.environ | {"SOURCE_DATE_EPOCH": EPOCH, "DIST": str(dist)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    build_kind("wheel", checkout, dist, umask)
     assert sorted(path.name for path in dist.iterdir()) == NAMES
     return dist
 
