@@ -2,12 +2,13 @@
 
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from gpuhook import config
-from gpuhook.driver import key, places
+from gpuhook.driver import discover, key, places
 from gpuhook.driver.tree import Tree
 from gpuhook.model import replace
 
@@ -41,3 +42,27 @@ def test_the_coming_of_each_name_shows(host: Path, path: str) -> None:
     os.makedirs(f"{host}{path}")
     assert stat.S_ISDIR(os.stat(f"{host}{path}").st_mode)
     assert key.take(settings, watch) != before
+
+
+ROOTS = {
+    "not there": lambda root: None,
+    "a link that leads nowhere": lambda root: root.symlink_to("elsewhere"),
+    "a file": lambda root: root.touch(),
+}
+
+
+@pytest.mark.parametrize("make", ROOTS.values(), ids=ROOTS)
+def test_a_driver_root_that_is_none_yet(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    """A driver container that has not mounted its root: looking ends, and the root's coming shows."""
+    root = tmp_path / "driver"
+    make(root)
+    settings = replace(
+        config.defaults(), **dict.fromkeys(("driver_root", "dev_root", "proc_root", "sys_root"), str(root))
+    )
+    found = discover.discover(settings, "")
+    assert found.files == []
+    before = key.take(settings, sorted(found.watch))
+    if root.is_symlink() or root.exists():
+        root.unlink()
+    (root / "usr/lib").mkdir(parents=True)
+    assert key.take(settings, sorted(found.watch)) != before

@@ -102,8 +102,11 @@ def needed(tree: Tree, watch: set[str]) -> set[str]:
     """What is to be watched of `watch`: each start looks at every path.
 
     Of what is not there the coming shows in the directory above it, or in a name further up that is not there either,
-    where that is watched. A link that leads nowhere shows nothing of what comes behind it.
+    where that is watched. A link that leads nowhere shows nothing of what comes behind it. Where the driver root itself
+    is not there, everything comes with it.
     """
+    if tree.find("/") is None:
+        return {"/"}
 
     def shows_itself(path: str) -> bool:
         while not os.path.lexists(tree.host(path)):
