@@ -165,14 +165,15 @@ def test_a_bundle_started_again_keeps_nothing_of_before(
 
 def test_nvidias_hook_is_replaced_in_its_place(world: World, any_shim: bundles.Runtime, new_bundle: NewBundle) -> None:
     """`docker run --gpus` puts NVIDIA's hook into the spec; ours takes its place, and the log says so."""
-    others = {"path": "/bin/true", "args": ["true"]}
     theirs = {"path": "/usr/bin/nvidia-container-runtime-hook", "args": ["nvidia-container-runtime-hook", "prestart"]}
-    bundle = new_bundle(env=[ALL], hooks={"prestart": [others, theirs, others]}, args=["opendev", LIBCUDA])
+    bundle = new_bundle(
+        env=[ALL], hooks={"prestart": [bundles.OTHERS_HOOK, theirs, bundles.OTHERS_HOOK]}, args=["opendev", LIBCUDA]
+    )
 
     done = any_shim.run(bundle)
 
     assert (done.code, done.err) == (0, "")
-    assert [Path(hook["path"]).name for hook in bundle.spec["hooks"]["prestart"]] == ["true", "gpuhook-hook", "true"]
+    assert [Path(hook["path"]).name for hook in bundle.spec["hooks"]["prestart"]] == ["sh", "gpuhook-hook", "sh"]
     assert "/usr/bin/nvidia-container-runtime-hook" in world.log
 
 
@@ -192,6 +193,22 @@ def test_refused_before_anything_is_made(world: World, shim: bundles.Runtime, ne
     assert (bundle.path / "config.json").read_bytes() == before
     assert "requirement-not-met" in world.log
     assert shim.call("list", "-q").out == ""
+
+
+def test_a_driver_root_that_is_not_there_yet(
+    world: World, shim: bundles.Runtime, new_bundle: NewBundle, sim_driver: Path, folder: Path
+) -> None:
+    """The driver container comes up after the engine: refused until then, and started once it is there."""
+    root = folder / "run/nvidia/driver"
+    world.use_driver(root)
+
+    done = shim.run(new_bundle(env=[ALL]))
+
+    assert done.code == 50, done.err
+    assert f"no libcuda or libnvidia-ml in driver-root {root}, which is no directory" in done.err
+    root.parent.mkdir(parents=True)
+    root.symlink_to(sim_driver)
+    assert shim.run(new_bundle(env=[ALL], args=["opendev", LIBCUDA])).code == 0
 
 
 def test_the_text_log_is_a_line_too(shim: bundles.Runtime, new_bundle: NewBundle) -> None:

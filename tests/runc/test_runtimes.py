@@ -49,14 +49,15 @@ def test_stage_by_configuration(
 ) -> None:
     """`createRuntime` instead of `prestart`: the hook is in that list alone, and does the same."""
     world.use_driver(sim_driver, '[hook]\nstage = "createRuntime"\n')
-    others = {"path": "/bin/true", "args": ["true"]}
-    bundle = new_bundle(env=[ALL], args=SEES, hooks={"prestart": [others], "createRuntime": [others]})
+    bundle = new_bundle(
+        env=[ALL], args=SEES, hooks={"prestart": [bundles.OTHERS_HOOK], "createRuntime": [bundles.OTHERS_HOOK]}
+    )
 
     done = any_shim.run(bundle)
 
     assert (done.code, done.out) == (0, SEEN), done.err
     hooks = {stage: [Path(hook["path"]).name for hook in entries] for stage, entries in bundle.spec["hooks"].items()}
-    assert hooks == {"prestart": ["true"], "createRuntime": ["true", "gpuhook-hook"]}
+    assert hooks == {"prestart": ["sh"], "createRuntime": ["sh", "gpuhook-hook"]}
 
 
 def test_another_stage_leaves_one_hook(

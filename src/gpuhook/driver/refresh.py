@@ -365,6 +365,8 @@ def _list(versions: set[str]) -> str:
 def _where(config: Config, found: Found) -> str:
     """The directories that were looked in, as a person finds them on the host."""
     root = config.driver_root.rstrip("/")
+    if not os.path.isdir(root or "/"):
+        return f"driver-root {root}, which is no directory (a driver container that is not up yet?)"
     paths = [root + path for path in (found.directories or config.library_dirs)]
     more = f" and {len(paths) - 12} more" if len(paths) > 12 else ""
     return ", ".join(paths[:12]) + more
