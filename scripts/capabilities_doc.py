@@ -21,6 +21,7 @@ _MARKED = re.compile(r"<!-- (words|files) -->\n.*?<!-- end -->", re.DOTALL)
 # What the nodes' code does for a word; the test asks that code.
 NODES = {
     "compute": ("nvidia-uvm", "nvidia-uvm-tools"),
+    "video": ("nvidia-uvm", "nvidia-uvm-tools"),
     "graphics": ("nvidia-modeset", "dri/cardN", "dri/renderDN"),
     "display": ("nvidia-modeset", "dri/cardN", "dri/renderDN"),
 }

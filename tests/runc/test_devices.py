@@ -155,6 +155,14 @@ def test_another_word_is_no_request(start: Callable[..., bundles.Result], switch
     assert "NVIDIA_GDRCOPY='1' has no effect: it takes the one value enabled" in world.log
 
 
+def test_video_alone_can_decode(start: Callable[..., bundles.Result], world: World, sim_driver: Path) -> None:
+    """The decoder's library calls CUDA: libcuda is there, and so are the nodes that it opens."""
+    world.use_driver(sim_driver)
+    look = "opendev dlopen:libnvcuvid.so.1 dlopen:libcuda.so.1 /dev/nvidia0 /dev/nvidia-uvm /dev/nvidia-uvm-tools"
+    done = start(look, "NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=video")
+    assert (done.code, done.out.count(": ok")) == (0, 5), done
+
+
 # --- missing nodes ------------------------------------------------------------------------------------------------
 
 

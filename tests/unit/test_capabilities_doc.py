@@ -47,6 +47,15 @@ def test_nodes_are_those_that_a_container_gets(word: str, sim_driver: Path) -> N
 
 
 @pytest.mark.parametrize("word", CAPABILITIES)
+def test_who_gets_libcuda_gets_the_node_that_it_needs(word: str, sim_driver: Path, folder: Path) -> None:
+    """Whichever word brings it (`video` does, for its decoders): without nvidia-uvm CUDA does not start."""
+    config = config_of(sim_driver)
+    has_cuda = any(item.soname == "libcuda.so.1" for item in plan.select(record.load(config, str(folder)), (word,)))
+    paths = {node.path for node in nodes.control(config, (word,))}
+    assert ({"/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"} <= paths) is has_cuda
+
+
+@pytest.mark.parametrize("word", CAPABILITIES)
 def test_what_a_container_gets_stands_in_the_rows_of_its_words(word: str, sim_driver: Path, folder: Path) -> None:
     """Of a whole driver: each library and program that a word selects is named in its row or in one that it brings."""
     known = record.load(config_of(sim_driver), str(folder))

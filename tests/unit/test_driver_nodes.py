@@ -66,7 +66,8 @@ GIVEN = {
     "compute": (("compute",), ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"]),
     "graphics": (("graphics",), ["nvidiactl", "nvidia-modeset"]),
     "display": (("display",), ["nvidiactl", "nvidia-modeset"]),
-    "video": (("video",), ["nvidiactl"]),
+    "video": (("video",), ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"]),  # decoders call CUDA
+    "ngx": (("ngx",), ["nvidiactl"]),
     "all": (
         ("compute", "display", "graphics", "utility"),
         ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"],

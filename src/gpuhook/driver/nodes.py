@@ -31,6 +31,7 @@ _MODESET = ("nvidia-modeset", "nvidia", "nvidia-frontend")
 _FAMILY = (*_CORE, "nvidia-modeset")  # names of one and the same major
 CONTROL = 255  # the minors of nvidiactl and nvidia-modeset (nvidia-modprobe-utils.h)
 _MODESET_MINOR = 254
+_CUDA_WORDS = ("compute", "video")  # words that bring libcuda, which nothing runs on without nvidia-uvm
 _PARAMS = "driver/nvidia/params"  # below /proc: whether, and as what, the driver lets its nodes be made
 _MAKE_CORE = "run `nvidia-modprobe -c 0` as root (or nvidia-smi, which makes the nodes too)"
 _MAKE_CAP = "run `nvidia-smi -L` as root, which makes the nodes of all MIG devices"
@@ -42,12 +43,12 @@ _MAKE_UVM = "run `modprobe nvidia-uvm` and `nvidia-modprobe -c 0 -u` as root; nv
 def control(config: "Config", capabilities: "tuple[str, ...]") -> tuple[Node, ...]:
     """The nodes that a container needs besides those of its GPUs, for these words of NVIDIA_DRIVER_CAPABILITIES.
 
-    nvidiactl always; nvidia-uvm with compute (nvidia-uvm-tools where it can be had); nvidia-modeset with display or
-    graphics where it can be had: a server without screens does not load that module. Raises node-missing.
+    nvidiactl always; nvidia-uvm with what brings libcuda (nvidia-uvm-tools where it can be had); nvidia-modeset with
+    display or graphics where it can be had: a server without screens does not load that module. Raises node-missing.
     """
     known = majors(config)
     nodes = [core(config, known, "nvidiactl", CONTROL)]
-    if "compute" in capabilities:
+    if any(word in capabilities for word in _CUDA_WORDS):
         nodes.append(one(config, known, "nvidia-uvm", _UVM, _MAKE_UVM, 0))
         nodes += _optional(config, known, "nvidia-uvm-tools", _UVM, 1)
     if "display" in capabilities or "graphics" in capabilities:
