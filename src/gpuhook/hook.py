@@ -63,7 +63,7 @@ def provide(
     if not is_root:  # then sources are taken in the container's namespaces, where nothing is to be loaded
         from gpuhook import oldkernel  # noqa: F401, PLC0415
 
-    return plan.lacking(known, orders.capabilities) + enter.mount(
+    return enter.mount(
         enter.Target(told.pid, orders.root, orders.tmpfs),
         take() if is_root else sources.Sources(),
         lambda root: steps(
@@ -75,7 +75,13 @@ def provide(
 
 
 def finish(done: containers.Granted, warnings: "tuple[str, ...]", prefix: str, log: Log) -> None:
-    """Write down what was granted, and the warnings in the log."""
+    """Write down what was granted, and the warnings in the log.
+
+    What the host lacks for drawing is the same at each start, and images ask for `all` on servers, too: `explain` and
+    `doctor` say it, and the log only to who asks it for everything.
+    """
+    for text in plan.lacking(done.record, done.capabilities):
+        log.write("debug", done.id, text)
     for warning in (*warnings, containers.note(config.paths(prefix).state, done)):
         if warning:
             log.write("warning", done.id, warning)

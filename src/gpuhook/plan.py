@@ -32,6 +32,11 @@ _X_MODULES = ("/usr/lib/xorg/", "/usr/lib64/xorg/")  # of an X server of Debian,
 # The back end of Mesa's GBM loader for the driver's devices: a link beside the libraries (NVIDIA's README, "GBM").
 _GBM = ("libnvidia-allocator.so.1", "gbm/nvidia-drm_gbm.so")
 
+# What has the descriptions by which Vulkan's and EGL's loaders find the driver: names of Ubuntu, Debian and Fedora.
+DRAWING_PACKAGES = (
+    "the driver's graphics packages (libnvidia-gl-..., nvidia-vulkan-icd and nvidia-egl-icd, nvidia-driver-libs)"
+)
+
 PROFILE = "/etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf"
 
 
@@ -180,7 +185,7 @@ def lacking(record: Record, capabilities: "tuple[str, ...]") -> "tuple[str, ...]
         return ()
     return (
         f"graphics were asked for, and this host has no Vulkan or EGL description of driver {record.driver}: install"
-        " the driver's graphics packages (libnvidia-gl-..., nvidia-vulkan-icd and nvidia-egl-icd, nvidia-driver-libs)",
+        f" {DRAWING_PACKAGES}",
     )
 
 

@@ -293,7 +293,8 @@ def test_a_volume_of_the_users_stays(world: World, shim: bundles.Runtime, new_bu
 
 
 def test_r151_a_host_without_descriptions(world: World, shim: bundles.Runtime, new_bundle: NewBundle) -> None:
-    """Graphics start all the same, and the log says which packages are missing."""
+    """Graphics start all the same. It is the same at each start, so the log says it to who asks for everything alone,
+    and `explain` and `doctor` say which packages are missing."""
     driver = world.path / "driver"
     sim.create(driver, sim.SimOptions(gpus=1))
     for path in ("usr/share/vulkan", "usr/share/glvnd", "usr/share/egl"):
@@ -302,6 +303,14 @@ def test_r151_a_host_without_descriptions(world: World, shim: bundles.Runtime, n
     bundle = new_bundle(env=["NVIDIA_VISIBLE_DEVICES=0", EVERYTHING], args=["opendev", "dlopen:libGLX_nvidia.so.0"])
     done = shim.run(bundle)
     assert (done.code, done.err) == (0, "")
+    assert "granted" in world.log
+    assert " warning " not in world.log
+    for command in (["explain", bundle.path], ["doctor"]):
+        told = subprocess.run([world.cli, *command], capture_output=True, text=True).stdout
+        assert "nvidia-vulkan-icd" in told, command
+
+    world.use_driver(driver, '[log]\nlevel = "debug"\n')
+    assert shim.run(bundle).code == 0
     assert "nvidia-vulkan-icd" in world.log
 
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from gpuhook import config, containers, version
+from gpuhook import config, containers, plan, version
 from gpuhook.config import Config
 from gpuhook.driver import key, nodes, record
 from gpuhook.engines.host import Host
@@ -56,6 +56,9 @@ def findings(host: Host, settings: Config, prefix: str) -> Iterator[Finding]:
             more = f", and {len(stored.left_out) - 1} more" if len(stored.left_out) > 1 else ""
             text = f"no container gets {shown(path)[1:-1]}: {shown(reason)[1:-1]}{more}"
             yield Finding("note", "files", text, "see all of them: gpuhook list")
+    if plan.lacking(known, ("graphics",)):
+        text = f"no Vulkan or EGL description of driver {known.driver}: who asks for graphics starts, and cannot draw"
+        yield Finding("note", "graphics", text, f"where containers draw, install {plan.DRAWING_PACKAGES}")
     yield from _gpus(known)
     yield from _nodes(host, settings, known, has_containers=bool(running(prefix)))
     yield from granted(host, settings, prefix, known)
