@@ -7,8 +7,10 @@ import ast
 import re
 from typing import NamedTuple
 
+from gpuhook import tomlscan
+
 _PLACE = re.compile(r"\s*\(at (?:line (\d+), column (\d+)|end of document)\)$")
-_KEY = r"""(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')"""
+_KEY = r"""(?:[A-Za-z0-9_-]+|"(?:[^"\\]|\\.)*"|'[^']*')"""
 _DOTTED = re.compile(rf"\s*({_KEY}(?:\s*\.\s*{_KEY})*)\s*=")
 _HEADER = re.compile(rf"\s*\[\[?\s*({_KEY}(?:\s*\.\s*{_KEY})*)\s*\]")
 _NAMED = re.compile(r"Cannot (declare|mutate immutable namespace|redefine namespace) (\(.*\))(?: twice)?")
@@ -34,13 +36,13 @@ def of(text: str, said: str) -> TomlError:
             line, column = int(place[1]), int(place[2])
     named = _NAMED.fullmatch(said)
     if named:
-        return TomlError(line, column, *_table(lines[: line - 1], ast.literal_eval(named[2])))
+        return TomlError(line, column, *_table("\n".join(lines[: line - 1]), ast.literal_eval(named[2])))
     if said == "Cannot overwrite a value":
-        return TomlError(line, column, *_key(lines[:line]))
+        return TomlError(line, column, *_key("\n".join(lines[:line])))
     return TomlError(line, column, said[:1].lower() + said[1:])
 
 
-def _table(before: list[str], path: tuple[str, ...]) -> tuple[str, str]:
+def _table(before: str, path: tuple[str, ...]) -> tuple[str, str]:
     """A table that is opened again."""
     places = _places(before)
     for end in range(len(path), 0, -1):  # an inline table above takes none below
@@ -52,26 +54,25 @@ def _table(before: list[str], path: tuple[str, ...]) -> tuple[str, str]:
     return f"the table [{'.'.join(path)}] is there already", "put its keys there"
 
 
-def _key(lines: list[str]) -> tuple[str, str]:
-    """The key of the last line, which is set already."""
-    places = _places(lines)
-    number, name = places[-1] if places else (0, "")
-    at = [place for place, other in places if other == name and place < number]
-    if number == len(lines) and at:
-        return f"the key {name} is at line {at[0]} already", "leave only one of them"
+def _key(text: str) -> tuple[str, str]:
+    """The last key, which is set already."""
+    *before, (_, name) = _places(text)
+    at = [number for number, other in before if other == name]
+    if at:
+        return f"the key {name} is at line {at[-1]} already", "leave only one of them"
     return "a key is set that is there already", "leave only one of them"
 
 
-def _places(lines: list[str]) -> list[tuple[int, str]]:
+def _places(text: str) -> list[tuple[int, str]]:
     """The line of each header and key, by its whole name."""
     found, table = [], ""
-    for number, line in enumerate(lines, 1):
-        header, key = _HEADER.match(line), _DOTTED.match(line)
+    for statement in tomlscan.statements(text):
+        header, key = _HEADER.match(statement.text), _DOTTED.match(statement.text)
         if header:
             table = _bare(header[1])
-            found.append((number, table))
+            found.append((statement.line, table))
         elif key:
-            found.append((number, f"{table}.{_bare(key[1])}".strip(".")))
+            found.append((statement.line, f"{table}.{_bare(key[1])}".strip(".")))
     return found
 
 

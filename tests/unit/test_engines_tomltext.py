@@ -11,7 +11,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from gpuhook.engines import tomlnodes, tomlscan, tomltext, tree
+from gpuhook import tomlscan
+from gpuhook.engines import tomlnodes, tomltext, tree
 from gpuhook.engines.model import ABSENT, Add, Set, Undo
 from gpuhook.errors import GpuhookError
 
@@ -406,6 +407,15 @@ def test_edit_and_its_undo(before: str, step: Set | Add, after: str) -> None:
     [
         pytest.param("a = 1\nb = \n", "2:5", "'b ='", "correct this line", id="no-value"),
         pytest.param("a = 1\na = 2", "2:6", "the key a is at line 1 already: 'a = 2'", "leave only", id="key-twice"),
+        pytest.param(
+            'a = """\nk = 1\n"""\nk = 2\nk = 3', "5:6", "the key k is at line 4 already", "leave", id="key-in-a-text"
+        ),
+        pytest.param("k = 2\nk = [\n1]", "3:3", "the key k is at line 1 already: '1]'", "leave", id="key-of-lines"),
+        pytest.param("[[a]]\nk = 1\n[[a]]\nk = 2\nk = 3", "5:6", "a.k is at line 4", "leave", id="key-of-tables"),
+        pytest.param("'a\"b' = 1\n'a\"b' = 2", "2:10", 'the key a"b is at line 1', "leave", id="key-with-a-mark"),
+        pytest.param(
+            'a = """\n[d]\n"""\n[d]\n[d]', "5:3", "the table [d] is at line 4 already", "put its", id="table-in-a-text"
+        ),
         pytest.param("[a]\n[a]\n", "2:3", "the table [a] is at line 1 already", "put its keys there", id="table-twice"),
         pytest.param("a.b = 1\n[a]\n", "2:3", "the table [a] is at line 1 already", "put its", id="table-of-a-key"),
         pytest.param("a = {}\na.b = 1\n", "2:8", "the table [a] is at line 1 already", "put its", id="inline-table"),

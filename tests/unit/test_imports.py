@@ -224,7 +224,7 @@ LAYERS = (
     ("plan", "devicefilter", "request", "channels", "devices", "requirement", "refusal", "cuda", "ldcache", "elf"),
     ("rootfs",),
     ("linux",),
-    ("jsonio", "model", "version", "errors", "nearmiss", "tomlerror", ""),
+    ("jsonio", "model", "version", "errors", "nearmiss", "tomlerror", "tomlscan", ""),
 )
 APART = {"sim": {"errors", ""}}  # stands alone: a driver for those who have none
 

@@ -7,7 +7,7 @@ import tomlkit
 from tomlkit.container import Container
 from tomlkit.items import AoT, Comment, InlineTable, Item, Key, Table, Whitespace
 
-from gpuhook.engines import tomlscan
+from gpuhook import tomlscan
 from gpuhook.engines.tree import Path
 
 Body = list[tuple[Key | None, Item]]

@@ -9,8 +9,8 @@ import tomllib
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from gpuhook import tomlerror
-from gpuhook.engines import tomledit, tomlscan, tree
+from gpuhook import tomlerror, tomlscan
+from gpuhook.engines import tomledit, tree
 from gpuhook.engines.model import ABSENT, Step, Undo, Value
 from gpuhook.engines.tree import Path
 from gpuhook.errors import GpuhookError, shown

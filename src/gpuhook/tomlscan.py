@@ -1,11 +1,12 @@
-"""What tomlkit doesn't tell of a TOML text: the lines of headers and keys, the blanks before them, the comments.
+"""What neither tomllib nor tomlkit tells of a TOML text: the lines of headers and keys, the blanks before them, the
+comments.
 
-Only for a text that tomllib has read: what is wrong with a text is left to tomllib.
+Only for a text that tomllib has read, or the lines that it has: what is wrong with a text is left to tomllib.
 """
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 # What a text is made of, as far as lines, brackets and comments go; the longer quotation marks first
 _TOKEN = re.compile(
@@ -18,8 +19,7 @@ _TOKEN = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Statement:
+class Statement(NamedTuple):
     """A header, or a key with its value: its first line, from 1; the blanks before it; how deep its brackets go."""
 
     line: int
