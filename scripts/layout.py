@@ -1,7 +1,7 @@
 """layout.py CHECKOUT VENDOR DESTDIR [sources|bundle]: lay out the installed tree (called by scripts/install, which
 prepares VENDOR); with `sources` without what precompile.py makes of it, for a package that compiles where it is
-installed; with `bundle` with launchers that start the Python in the tree itself, which packaging/bundle/build puts
-there.
+installed; with `bundle` with the launchers in the folder of the version, for the programs in usr/bin that
+packaging/bundle/build puts there.
 
 A start in flight keeps its files: the folder of a version is made beside its place and exchanged with what stands
 there, and each launcher, which names the version, is replaced by one rename after it.
@@ -18,19 +18,21 @@ import precompile
 
 LAUNCHERS = ("gpuhook-runtime", "gpuhook-hook", "gpuhook")
 PLACEHOLDER = b"@VERSION@"
-PYTHON = b"gpuhook_python="  # in the launcher that is sh
-SYSTEM_PYTHON = b"/usr/bin/python3"
-BUNDLED_PYTHON = b"/usr/lib/gpuhook/python/bin/python3"  # below the prefix
-SHEBANG = b"#!" + SYSTEM_PYTHON + b" -ISB\n"
-# Instead of SHEBANG in a launcher that is Python, since the kernel takes no path relative to the file. To sh it is
-# commands up to exec, to Python a string.
-RELATIVE = b'''#!/bin/sh
-""":"
-gpuhook_self=$0
-[ ! -L "$0" ] || gpuhook_self=$(readlink -f -- "$0")
-exec "${gpuhook_self%/usr/bin/*}@PYTHON@" -ISB "$0" "$@"
-":"""
-'''.replace(b"@PYTHON@", BUNDLED_PYTHON)
+SHEBANG = b"#!/usr/bin/python3 -ISB\n"
+PROGRAM = b"/usr/bin/gpuhook-runtime"
+# What a bundle's launchers say in place of what is in src/launchers. They lie in the folder of the version, where its
+# programs start them by their paths without links. The one in sh must not take that program for a low-level runtime.
+BUNDLED = "bin"
+BUNDLED_PLACE = b"/usr/lib/gpuhook/" + PLACEHOLDER + b"/" + BUNDLED.encode() + b"/"
+BUNDLED_HOME = b"$gpuhook_prefix/usr/lib/gpuhook/python/bin/"
+PYTHON_CHANGES = ((SHEBANG, b""), (b"/usr/bin/", BUNDLED_PLACE))
+SH_CHANGES = (
+    (PROGRAM, BUNDLED_PLACE + b"gpuhook-runtime"),
+    (b"/usr/bin/*}", BUNDLED_PLACE + b"*}"),
+    (b"\ngpuhook_find_prefix\n", b"\ngpuhook_find_prefix\ngpuhook_self=$gpuhook_prefix" + PROGRAM + b"\n"),
+    (b"gpuhook_python=/usr/bin/", b"gpuhook_python=" + BUNDLED_HOME),
+    (b"  set -- /bin/grep\n", b'  set -- /bin/grep\n  [ -x "$1" ] || set -- "' + BUNDLED_HOME + b'busybox" grep\n'),
+)
 WHOLE = "whole"  # the last name in the folder of a version: a launcher that finds it finds all
 AT_FDCWD = -100
 RENAME_EXCHANGE = 2
@@ -45,6 +47,10 @@ def main(checkout: str, vendor: str, destdir: str, what: str = "") -> None:
     new = f"{home}/.new-{os.getpid()}"
     try:
         make_library(new, checkout, vendor, version)
+        if what == "bundle":
+            os.mkdir(f"{new}/{BUNDLED}")
+            for name in LAUNCHERS:
+                put_file(launcher(checkout, name, version, bundled=True), f"{new}/{BUNDLED}/{name}", 0o644)
         if what != "sources":
             precompile.library(new, f"/usr/lib/gpuhook/{version}")
         normalise(new)
@@ -52,8 +58,8 @@ def main(checkout: str, vendor: str, destdir: str, what: str = "") -> None:
     finally:
         shutil.rmtree(new, ignore_errors=True)
     os.makedirs(f"{destdir}/usr/bin", exist_ok=True)
-    for name in LAUNCHERS:
-        put_file(launcher(checkout, name, version, what == "bundle"), f"{destdir}/usr/bin/{name}", 0o755)
+    for name in () if what == "bundle" else LAUNCHERS:
+        put_file(launcher(checkout, name, version), f"{destdir}/usr/bin/{name}", 0o755)
     os.makedirs(f"{destdir}/etc/gpuhook", exist_ok=True)
     if not os.path.lexists(f"{destdir}/etc/gpuhook/runtime.toml"):
         with open(f"{checkout}/config/runtime.toml", "rb") as file:
@@ -71,17 +77,16 @@ def version_of(checkout: str) -> str:
 
 
 def launcher(checkout: str, name: str, version: str, bundled: bool = False) -> bytes:
-    """The text of a launcher with the version filled in; `bundled`: with the Python in the tree itself."""
+    """The text of a launcher with the version filled in; `bundled`: as it is in a bundle."""
     with open(f"{checkout}/src/launchers/{name}", "rb") as file:
         text = file.read()
     if PLACEHOLDER not in text:
         raise SystemExit(f"layout.py: src/launchers/{name} names no version")
-    if bundled and text.startswith(SHEBANG):
-        text = RELATIVE + text.removeprefix(SHEBANG)
-    elif bundled:
-        if PYTHON + SYSTEM_PYTHON not in text:
-            raise SystemExit(f"layout.py: src/launchers/{name} names no Python")
-        text = text.replace(PYTHON + SYSTEM_PYTHON, PYTHON + b"$gpuhook_prefix" + BUNDLED_PYTHON)
+    changes = PYTHON_CHANGES if text.startswith(SHEBANG) else SH_CHANGES
+    for old, new in changes if bundled else ():
+        if old not in text:
+            raise SystemExit(f"layout.py: src/launchers/{name} has no {old.decode()!r}, which a bundle's has otherwise")
+        text = text.replace(old, new)
     return text.replace(PLACEHOLDER, version.encode())
 
 

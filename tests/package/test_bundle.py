@@ -66,7 +66,12 @@ def test_what_is_in_it(archive: Path, unpacked: Path) -> None:
     launchers = {f"usr/bin/{name}" for name in ("gpuhook", "gpuhook-hook", "gpuhook-runtime")}
     (loader,) = (path.name for path in (unpacked / PYTHON / "lib").glob("ld-linux-*"))
     (interpreter,) = (path.name for path in (unpacked / PYTHON / "bin").glob("python3.*"))
-    assert programs == launchers | {f"{PYTHON}/bin/python3", f"{PYTHON}/bin/{interpreter}", f"{PYTHON}/lib/{loader}"}
+    home = {f"{PYTHON}/bin/{name}" for name in ("python3", interpreter, "busybox")}
+    assert programs == launchers | home | {f"{PYTHON}/lib/{loader}"}
+    for name in launchers | home - {f"{PYTHON}/bin/{interpreter}"}:  # no interpreter of the host's, no library
+        said = subprocess.run(["readelf", "-lW", files[name]], capture_output=True, text=True, check=True).stdout
+        assert "Elf file type" in said
+        assert "INTERP" not in said
     library = f"usr/lib/gpuhook/{__version__}"
     compiled = {f"{library}/{name}.bundle" for name in ("shim", "hook", "hookonly")}
     assert compiled | {"etc/gpuhook/runtime.toml", f"{library}/whole", f"{library}/gpuhook-shim"} < files.keys()
@@ -74,9 +79,11 @@ def test_what_is_in_it(archive: Path, unpacked: Path) -> None:
 
     licences = unpacked / "usr/share/doc/gpuhook/licences"
     said = (licences / "README").read_text()
-    for package in ("libc6", "libexpat1", "libffi8", "zlib1g", f"{interpreter}-minimal"):
+    for package in ("busybox-static", "libc6", "libexpat1", "libffi8", "zlib1g", f"{interpreter}-minimal"):
         assert f"\n{package} " in said
         assert "opyright" in (licences / package).read_text()
+    assert "\nlinked with musl-dev " in said
+    assert "Permission is hereby granted" in (licences / "musl").read_text()
     assert "GNU LESSER GENERAL PUBLIC LICENSE" in (licences / "common-licenses/LGPL-2.1").read_text()
 
 
