@@ -36,7 +36,7 @@ def build(folder: Path, version: str = __version__, source: Path = CHECKOUT, uma
     """Build the packages of a copy of the checkout at `folder`, as one that was cloned there."""
     for name in ("config", "docs", "packaging", "scripts", "src", "build/vendor"):
         shutil.copytree(source / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    for name in ("LICENSE", "README.md", "pyproject.toml"):
+    for name in ("LICENSE", "pyproject.toml", *(path.name for path in source.glob("*.md"))):
         shutil.copy(source / name, folder / name)
     module = folder / "src/gpuhook/__init__.py"
     module.write_text(module.read_text().replace(f'"{__version__}"', f'"{version}"'))

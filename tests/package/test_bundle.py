@@ -11,7 +11,7 @@ from gpuhook import __version__
 from tests import bundles
 from tests.conftest import ROOTS
 from tests.engines.archive import ALL
-from tests.engines.machine import Machine
+from tests.engines.machine import Machine, Result
 from tests.images import CHECKOUT, image
 from tests.package.conftest import build_kind
 
@@ -219,3 +219,80 @@ def test_a_container_on_a_host_without_python(runc_host: Host) -> None:
     assert (code, out) == (14, "")
     assert f"{PREFIX}/{PYTHON}/bin/python3 is not there" in err
     assert "runc version" in host.check(runtime, "--version")
+
+
+# --- on a host without a shell ----------------------------------------------------------------------------------------
+
+
+PLACE = "/usr/local/gpuhook"  # where a system extension of Talos can put it
+
+
+class Shellless(Machine):
+    """A machine with runc and no other program, and the bundle at a place that is read-only, as on Talos: `run` and
+    `var` there are links to those of the host. `tools` are the test's own, and lie where nothing looks for them."""
+
+    tools = "/run/tools/busybox"
+
+    def unpack(self, unpacked: Path, driver: Path) -> None:
+        """Put the bundle in its place, and take away all that is not the host's."""
+        self.check("mkdir", "-p", PLACE, "/run/tools")
+        self.check("cp", "/bin/busybox", self.tools)
+        self.check("cp", "-a", f"{unpacked}/.", PLACE)
+        self.check("ln", "-s", "/run", "/var", PLACE)
+        text = "[driver]\n" + "".join(f'{key} = "{driver}"\n' for key in ROOTS)
+        self.write(f"{PLACE}/etc/gpuhook/runtime.toml", text)
+        self.check("mkdir", "-p", "/var")
+        self.tool("mount", "-t", "tmpfs", "tmpfs", "/var")
+        self.tool("mount", "--bind", "/usr/local", "/usr/local")
+        self.tool("mount", "-o", "remount,ro,bind", "/usr/local")
+        self.tool("rm", "-rf", "/bin", "/sbin", "/usr/bin")
+
+    def tool(self, *command: str | Path) -> str:
+        """What one of the test's own tools says."""
+        return self.check(self.tools, *command)
+
+    def change(self, *command: str | Path) -> None:
+        """Change something at the place that is read-only."""
+        self.tool("mount", "-o", "remount,rw,bind", "/usr/local")
+        self.tool(*command)
+        self.tool("mount", "-o", "remount,ro,bind", "/usr/local")
+
+    def start(self, name: str, *env: str, options: tuple[str, ...] = ()) -> Result:
+        """A container that uses the first GPU, from the bundle's runtime."""
+        args = ["opendev", "dlopen:libcuda.so.1", "/dev/nvidia0"]
+        self.spec = bundles.make(self.folder / name, "lib64", env=env, args=args).path / "config.json"
+        group = f'"cgroupsPath": "/{self.cgroup}/{name}", "namespaces"'
+        self.written = self.spec.read_text().replace('"namespaces"', group, 1)
+        self.spec.write_text(self.written)
+        return self.run(f"{PLACE}/usr/bin/gpuhook-runtime", *options, "run", "--bundle", self.spec.parent, name)
+
+
+@pytest.fixture
+def shellless(place: Path, with_runc: Path, unpacked: Path, sim_driver: Path, folder: Path) -> Iterator[Shellless]:
+    """A host with runc alone."""
+    with Shellless(folder / "m", "v1", system=with_runc, see=[place]) as machine:
+        machine.unpack(unpacked, sim_driver)
+        yield machine
+
+
+@pytest.mark.runc
+def test_x(shellless: Shellless) -> None:
+    host = shellless
+    print(host.tool("ls", "-la", "/", PLACE, "/usr", "/usr/sbin", "/usr/lib", "/lib64", "/lib"))
+    print(host.run(f"{PLACE}/usr/bin/gpuhook", "--version"))
+    print(host.run(f"{PLACE}/usr/bin/gpuhook", "doctor"))
+    print(host.start("first", ALL))
+    print(host.start("second", ALL))
+    print(host.start("quiet"))
+    print(host.start("newer", ALL, "NVIDIA_REQUIRE_CUDA=cuda>=99.0"))
+    print(host.tool("find", "/run/gpuhook", "/var"))
+    print(host.tool("cat", "/var/log/gpuhook/gpuhook.log"))
+    print(host.run(f"{PLACE}/usr/bin/gpuhook", "doctor"))
+    print(host.run(f"{PLACE}/usr/bin/gpuhook", "config", "path"))
+    print(host.run(f"{PLACE}/usr/bin/gpuhook", "configure", "docker"))
+    print(host.tool("find", "/var", "/etc"))
+    host.tool("mount", "-o", "remount,ro", "/var")
+    host.tool("mount", "-o", "remount,ro", "/run")
+    host.tool("mount", "-o", "remount,ro", "/")
+    print(host.start("ro", ALL, options=("--root", str(host.folder/"st"))))
+    assert 0

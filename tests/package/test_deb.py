@@ -5,6 +5,7 @@ tests/long/package.py runs these tests with Debian 13, by a fixture `suite` of i
 
 import contextlib
 import json
+import os
 import re
 import subprocess
 from collections.abc import Iterator
@@ -63,8 +64,8 @@ def test_the_files_of_gpuhook(packages: Built) -> None:
         for path in (CHECKOUT / "src/gpuhook").rglob("*")
         if path.is_file() and path.suffix != ".pyc"
     )
-    pages = [f"-rw-r--r-- root/root /usr/share/doc/gpuhook/{path.name}" for path in (CHECKOUT / "docs").glob("*.md")]
-    pages.append("-rw-r--r-- root/root /usr/share/doc/gpuhook/README.md")
+    documents = [*CHECKOUT.glob("*.md"), *(CHECKOUT / "docs").rglob("*.md"), *(CHECKOUT / "docs").rglob("*.json")]
+    pages = [f"-rw-r--r-- root/root /usr/share/doc/gpuhook/{path.relative_to(CHECKOUT)}" for path in documents]
     pages += [
         f"-rw-r--r-- root/root /usr/share/man/man{path.suffix[1:]}/{path.name}.gz"
         for path in (CHECKOUT / "docs/man").iterdir()
@@ -73,6 +74,21 @@ def test_the_files_of_gpuhook(packages: Built) -> None:
     assert sorted(listed) == sorted([*pinned, *modules, *pages])
     library = [line for line in listed if line.startswith("-") and LIBRARY in line]
     assert library[-1].endswith("/whole")
+
+
+def test_links_of_its_pages_lead_to_its_pages(packages: Built, folder: Path) -> None:
+    """Each relative link of an installed page, where the package has put that."""
+    subprocess.run(["dpkg-deb", "--extract", packages.deb("gpuhook"), folder], check=True)
+    documents = folder / "usr/share/doc/gpuhook"
+    links = [
+        (page, link)
+        for page in documents.rglob("*.md")
+        for link in re.findall(r"\]\(([^)#]+)", page.read_text())
+        if not link.startswith("http")
+    ]
+    assert len(links) > 40
+    assert [(page.name, link) for page, link in links if not os.path.lexists(page.parent / link)] == []
+    assert os.readlink(documents / "LICENSE") == "../../common-licenses/Apache-2.0"
 
 
 def test_the_files_of_docker_gpus(packages: Built) -> None:
@@ -234,6 +250,10 @@ def test_commands_with_debians_libraries(host: Host, packages: Built) -> None:
         assert host.machine.check("gpuhook", command, "--help").startswith(f"Usage: gpuhook {command}")
     script = host.machine.read("/usr/share/bash-completion/completions/gpuhook")
     assert host.machine.check("gpuhook", "completion", "bash") == script
+    script = host.machine.read("/usr/share/zsh/vendor-completions/_gpuhook")
+    assert host.machine.check("gpuhook", "completion", "zsh") == script
+    # fish's differs between versions of click: the installed one prints it
+    assert "gpuhook completion fish" in host.machine.read("/usr/share/fish/vendor_completions.d/gpuhook.fish")
     words = host.machine.check(
         "gpuhook", env={"_GPUHOOK_COMPLETE": "bash_complete", "COMP_WORDS": "gpuhook con", "COMP_CWORD": "1"}
     )
