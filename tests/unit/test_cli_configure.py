@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 
-from gpuhook.cli import configure as command
-from gpuhook.cli import main, restarting
+from gpuhook.cli import configure_text, main, restarting
 from gpuhook.config import load
-from gpuhook.engines.host import Host
+from gpuhook.engines.host import Host, Process
 from gpuhook.engines.model import Restart
 from gpuhook.engines.transaction import Change
 from gpuhook.errors import EXIT_CODES, GpuhookError
@@ -143,24 +142,59 @@ def test_what_a_person_reads(cli: Cli) -> None:
     assert "RuntimeClass" not in done.out
 
 
+@pytest.fixture
+def called(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], world: World
+) -> Callable[..., tuple[int, str]]:
+    """Calls a command on a host where every daemon runs, or none: the exit status, and what it printed."""
+
+    def call(*words: str | Path, runs: bool) -> tuple[int, str]:
+        process = Process(1, os.geteuid(), ())
+        monkeypatch.setattr(Host, "processes", lambda _self, _program: iter([process] * runs))
+        code = main(["gpuhook", *map(str, words)], str(world.path))
+        return code, capsys.readouterr().out
+
+    return call
+
+
 @pytest.mark.parametrize(
-    ("engine", "needed", "dry", "wet"),
+    ("engine", "runs", "dry", "wet"),
     [
         ("containerd", True, "after that: restart ", "next: restart "),
         ("crio", True, "after that: systemctl restart crio", "next: systemctl restart crio"),
+        ("docker", False, "dockerd does not run", "dockerd does not run"),
+        ("containerd", False, "containerd does not run: it reads", "containerd does not run: it reads"),
+        ("crio", False, "crio does not run: it reads", "crio does not run: it reads"),
         ("podman", False, "podman reads its files at each command", "podman reads its files at each command"),
     ],
 )
-def test_what_is_to_be_restarted(cli: Cli, engine: str, needed: bool, dry: str, wet: str) -> None:
-    """A dry run says it too, and a program is told that podman has nothing to restart; of RuntimeClasses hear those
-    alone whom Kubernetes uses."""
+def test_what_is_to_be_restarted(
+    cli: Cli, called: Callable[..., tuple[int, str]], engine: str, runs: bool, dry: str, wet: str
+) -> None:
+    """A dry run says it too. A program is told that podman has nothing to restart, and a daemon that does not run."""
     words = (engine, "--config", cli.file(engine))
-    assert cli("configure", *words, "--dry-run").out.splitlines()[-1].startswith(dry)
-    found = cli.document("configure", *words)
-    assert (found["restart"]["needed"], bool(found["restart"]["sentence"])) == (needed, True)
-    assert cli("unconfigure", engine, "--dry-run").out.splitlines()[-1].startswith(dry)
-    assert ("RuntimeClasses" in cli("unconfigure", engine, "--dry-run").out) is needed
-    assert cli("unconfigure", engine).out.splitlines()[-1].startswith(wet)
+    assert called("configure", *words, "--dry-run", runs=runs)[1].splitlines()[-1].startswith(dry)
+    found = json.loads(called("configure", *words, "--json", runs=runs)[1])
+    assert (found["changed"], found["restart"]["needed"]) == (True, runs)
+    assert found["restart"]["sentence"].startswith(wet.removeprefix("next: "))
+    assert called("unconfigure", engine, "--dry-run", runs=runs)[1].splitlines()[-1].startswith(dry)
+    assert called("unconfigure", engine, runs=runs)[1].splitlines()[-1].startswith(wet)
+
+
+def test_what_was_not_to_be_restarted_when_it_was_configured_may_be_when_it_is_taken_back(
+    cli: Cli, called: Callable[..., tuple[int, str]]
+) -> None:
+    called("configure", "crio", "--config", cli.file("crio"), runs=False)
+    found = json.loads(called("unconfigure", "crio", "--json", runs=True)[1])["restart"]
+    assert (found["needed"], found["command"]) == (True, ["systemctl", "restart", "crio"])
+
+
+@pytest.mark.parametrize(
+    ("engine", "told"), [("docker", False), ("containerd", True), ("crio", True), ("podman", False)]
+)
+def test_of_runtimeclasses_hear_those_whom_kubernetes_uses(cli: Cli, engine: str, told: bool) -> None:
+    cli("configure", engine, "--config", cli.file(engine))
+    assert ("RuntimeClasses" in cli("unconfigure", engine, "--dry-run").out) is told
 
 
 @pytest.mark.parametrize(
@@ -170,19 +204,6 @@ def test_what_is_to_be_restarted(cli: Cli, engine: str, needed: bool, dry: str, 
 def test_a_name_that_no_runtimeclass_can_have_is_noted(cli: Cli, engine: str, name: str, noted: bool) -> None:
     done = cli("configure", engine, "--config", cli.file(engine), "--runtime-name", name, "--dry-run")
     assert (done.code, f"note: no RuntimeClass can name {name} " in done.out) == (0, noted)
-
-
-def test_a_docker_that_does_not_run_needs_no_restart(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], world: World
-) -> None:
-    monkeypatch.setattr(Host, "processes", lambda _self, _program: iter(()))
-    path = folder / "daemon.json"
-    path.write_text(DAEMON)
-    for words in (["configure", "docker", "--config", str(path)], ["unconfigure", "docker"]):
-        assert main(["gpuhook", *words, "--json"], str(world.path)) == 0
-        found = json.loads(capsys.readouterr().out)
-        assert (found["changed"], found["restart"]["needed"]) == (True, False)
-        assert found["restart"]["sentence"].startswith("dockerd does not run")
 
 
 def test_a_name_with_a_line_end_makes_no_line_of_the_diff(cli: Cli) -> None:
@@ -209,7 +230,6 @@ def test_r139_json_tells_what_changed(cli: Cli) -> None:
     assert (first["changed"], again["changed"]) == (True, False)
     assert [item["outcome"] for item in first["files"] + again["files"]] == ["changed", "same"]
     assert first["files"][0]["diff"].startswith(f"--- {path}\n")
-    assert (first["restart"]["needed"], again["restart"]["needed"]) == (True, False)
     assert cli.document("unconfigure", "containerd", "--dry-run")["changed"] is True
     assert cli.document("unconfigure", "containerd")["files"][0]["outcome"] == "restored"
     assert cli.document("unconfigure", "containerd")["changed"] is False
@@ -481,15 +501,15 @@ def programs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, st
     return make
 
 
-def test_restart_without_an_init_system_says_so(cli: Cli) -> None:
+def test_restart_without_an_init_system_says_so(cli: Cli, called: Callable[..., tuple[int, str]]) -> None:
     """crio's is `systemctl restart crio`, and no systemd runs where tests do."""
     if Path("/run/systemd/system").exists():
         pytest.skip("an init system runs here")
-    done = cli("configure", "crio", "--config", cli.file("crio"), "--restart")
-    assert (done.code, done.err) == (0, "")
-    assert "nothing was restarted: " in done.out.splitlines()[-1]
-    assert "next: " in done.out.splitlines()[-1]
-    assert cli("unconfigure", "crio", "--restart").code == 0
+    code, out = called("configure", "crio", "--config", cli.file("crio"), "--restart", runs=True)
+    assert code == 0
+    assert "nothing was restarted: " in out.splitlines()[-1]
+    assert "next: " in out.splitlines()[-1]
+    assert called("unconfigure", "crio", "--restart", runs=True)[0] == 0
 
 
 def test_restart_where_nothing_changed_says_that_nothing_was_restarted(cli: Cli) -> None:
@@ -516,13 +536,13 @@ def test_unconfigure_restarts_each_containerd_that_had_been_configured(
         for name in ("one", "two", "two")
     ]
     with pytest.raises(GpuhookError) as caught:
-        command._tell(command._Result("containerd", changes, (), (), "", False, True, True))
+        configure_text.tell(configure_text.Result("containerd", changes, (), (), "", False, True, True))
     assert caught.value.reference == "engine-restart-failed"
     assert (folder / "said").read_text() == "restart one\nrestart two\n"
     found = json.loads(capsys.readouterr().out)
     assert [found["restart"]["done"], *(item["done"] for item in found["other_restarts"])] == [False, True]
     with pytest.raises(GpuhookError):
-        command._tell(command._Result("containerd", changes, (), (), "", False, True, False))
+        configure_text.tell(configure_text.Result("containerd", changes, (), (), "", False, True, False))
     assert capsys.readouterr().out.splitlines()[-2:] == ["not done: one", "done: snap restart two"]
 
 

@@ -2,16 +2,16 @@
 
 import os
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
 
 import click
 
 from gpuhook import config as configuration
 from gpuhook import configfile, configtrust, engines
-from gpuhook.cli import prefix, render
-from gpuhook.cli.restarting import restarted
+from gpuhook.cli import prefix
+from gpuhook.cli.configure_text import Result, outcomes, tell
 from gpuhook.engines import leftover, transaction
 from gpuhook.engines import store as stores
 from gpuhook.engines.host import Host
@@ -21,6 +21,21 @@ from gpuhook.errors import GpuhookError
 
 _Command = TypeVar("_Command", bound=Callable[..., object])
 _TABLE = "\n".join(f"  {name:<10}  {text}" for name, text in engines.NAMES.items())
+_DAEMONS = {"docker": "dockerd", "containerd": "containerd", "crio": "crio"}  # podman has none
+_CONTAINERS = (
+    "containers that name a runtime which is gone now still name it, and do not start: make them anew with another "
+    "runtime, or configure the engine again"
+)
+_RUNTIME_CLASSES = (
+    "RuntimeClasses whose handler is gone now still name it, and their pods do not start: remove them, or configure "
+    "the engine again"
+)
+_LEFT = {
+    "docker": _CONTAINERS,
+    "podman": _CONTAINERS,
+    "containerd": f"{_CONTAINERS}; {_RUNTIME_CLASSES}",
+    "crio": _RUNTIME_CLASSES,
+}
 _PRIVILEGED = (
     Set(("request", "accept-env-when-unprivileged"), False),
     Set(("request", "accept-devices-as-volume-mounts"), True),
@@ -155,12 +170,12 @@ def configure(  # noqa: PLR0917 - click names them
         with store.lock():  # another gpuhook may have changed the files meanwhile
             proposal, changes = plan()
             transaction.commit(store, changes)
-    names = ", ".join(change.path for change in changes)
-    words = _CONFIGURED if not dry_run else _WOULD
-    lines = [words[change.outcome].format(change.path) for change in changes if change.changes_file]
+    lines = outcomes([change for change in changes if change.changes_file], dry_run=dry_run)
     if not lines:
+        names = ", ".join(change.path for change in changes)
         lines = [f"{engine} is configured already: {names}, nothing to change"]
-    _tell(_Result(engine, changes, lines, proposal.notes, _own(where), dry_run, restart, as_json))
+    changes = _restarting(host, engine, changes)
+    tell(Result(engine, changes, lines, proposal.notes, _own(where), dry_run, restart, as_json))
 
 
 @click.command(
@@ -190,57 +205,28 @@ def unconfigure(engine: str, config: str | None, dry_run: bool, restart: bool, a
         changes = transaction.prepare_undo(store, engine, config or "")
     else:
         changes = transaction.undo(store, engine, config or "") if os.path.isdir(store.directory) else ()
-    words = _UNDONE if not dry_run else _UNDONE | _WOULD
-    lines = [words[change.outcome].format(change.path, _wanted(change)) for change in changes]
+    lines = outcomes(changes, dry_run=dry_run)
     if not changes:
-        lines = [f"{engine}: gpuhook has configured nothing{f' for {config}' if config else ''}" + _whose(host)]
+        whose = "" if host.uid == 0 else " as this user (what root configured, root takes back)"
+        lines = [f"{engine}: gpuhook has configured nothing{f' for {config}' if config else ''}{whose}"]
     options = Options(f"{where}/usr/bin/gpuhook-runtime", f"{where}/usr/bin/gpuhook-hook", config or "")
     named = any(change.changes_file and options.runtime.encode() in (change.before or b"") for change in changes)
     # a hook's file has no name that anybody could have used
     notes = (_LEFT[engine],) if named else ()
-    if engine == "docker" and not any(process.uid == host.uid for process in host.processes("dockerd")):
-        changes = tuple(replace(change, restart=_NO_DOCKERD) for change in changes)
+    changes = _restarting(host, engine, changes)
     left = leftover.warnings(host, engine, options, changes)
-    _tell(_Result(engine, changes, lines, notes, _own(where), dry_run, restart, as_json, left))
+    tell(Result(engine, changes, lines, notes, _own(where), dry_run, restart, as_json, left))
 
 
-_CONFIGURED = {"made": "{} is made", "changed": "{} is changed", "same": "", "kept": ""}
-_WOULD = {
-    "made": "{} would be made",
-    "changed": "{} would be changed",
-    "restored": "{} would be as it was before gpuhook",
-    "removed": "{} would be removed: gpuhook had made it",
-    "taken-out": "{}: gpuhook's entries would be taken out; what else changed since would be kept",
-}
-_UNDONE = {
-    "restored": "{} is as it was before gpuhook",
-    "removed": "{} is removed: gpuhook had made it",
-    "taken-out": "{}: gpuhook's entries are taken out; what else changed since is kept",
-    "gone": "{} is not there any more: there is nothing to take back",
-    "same": "{} is as it was before gpuhook already",
-    "kept": "{} stays as it is: {} is configured with it, too",
-}
-_UNREAD = "nothing was restarted: no file changed; `gpuhook doctor` tells whether the engine has read its files since"
-_CONTAINERS = (
-    "containers that name a runtime which is gone now still name it, and do not start: make them anew with another "
-    "runtime, or configure the engine again"
-)
-_RUNTIME_CLASSES = (
-    "RuntimeClasses whose handler is gone now still name it, and their pods do not start: remove them, or configure "
-    "the engine again"
-)
-_LEFT = {
-    "docker": _CONTAINERS,
-    "podman": _CONTAINERS,
-    "containerd": f"{_CONTAINERS}; {_RUNTIME_CLASSES}",
-    "crio": _RUNTIME_CLASSES,
-}
-_NO_DOCKERD = Restart((), "dockerd does not run: it reads its file when it starts", needed=False)
-
-
-def _wanted(change: Change) -> str:
-    """Who else is in a record."""
-    return " and ".join(sorted({owner.engine for owner in change.record.owners})) if change.record else ""
+def _restarting(host: Host, engine: str, changes: tuple[Change, ...]) -> tuple[Change, ...]:
+    """With no restart of a daemon that does not run now; a record keeps how it is restarted when it does."""
+    program = _DAEMONS.get(engine)
+    if program is None or any(process.uid == host.uid for process in host.processes(program)):
+        return changes
+    none = Restart((), f"{program} does not run: it reads its files when it starts", needed=False)
+    return tuple(
+        replace(change, restart=none) if change.restart and change.restart.needed else change for change in changes
+    )
 
 
 def _handler(engine: str, options: Options) -> tuple[str, ...]:
@@ -256,10 +242,6 @@ def _handler(engine: str, options: Options) -> tuple[str, ...]:
         f"no RuntimeClass can name {name} as its handler: that takes lower-case letters, digits and - alone; for "
         "Kubernetes name another one: --runtime-name",
     )
-
-
-def _whose(host: Host) -> str:
-    return "" if host.uid == 0 else " as this user (what root configured, root takes back)"
 
 
 def _installed(program: str) -> None:
@@ -302,104 +284,3 @@ def _check_own(path: str, data: bytes) -> None:
     parsed = configfile.parse(data)
     if parsed.problems:
         configfile.refuse(path, parsed.problems)
-
-
-# --- what is said ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Result:
-    """What a command came to, and how it is told. `own` is runtime.toml, which no engine reads; `left` warns of what is
-    not in a change."""
-
-    engine: str
-    changes: Sequence[Change]
-    lines: Sequence[str]
-    notes: Sequence[str]
-    own: str
-    dry_run: bool
-    restart: bool
-    as_json: bool
-    left: Sequence[str] = ()
-
-    @property
-    def changed(self) -> bool:
-        """Whether a file changes, or would."""
-        return any(change.changes_file for change in self.changes)
-
-    @property
-    def means(self) -> tuple[Restart, ...]:
-        """What makes engines read what changes: several where several containerds had been configured."""
-        own = (item.restart for item in self.changes if item.changes_file and item.path != self.own)
-        return tuple(dict.fromkeys(item for item in own if item is not None))
-
-    @property
-    def warnings(self) -> list[str]:
-        """Of all files."""
-        return [*(text for change in self.changes for text in change.warnings), *self.left]
-
-
-def _tell(result: _Result) -> None:
-    """Print what changes, or would, and restart the engines where that was asked for."""
-    if not result.as_json:
-        click.echo("".join(f"{line}\n" for line in _lines(result)), nl=False)
-    told: list[dict[str, Any]] = []
-    failed: GpuhookError | None = None
-    for means in result.means:
-        done, why = False, ""
-        line = f"{'after that' if result.dry_run else 'next'}: {means.sentence}" if means.needed else means.sentence
-        try:
-            if result.restart and not result.dry_run:
-                done, why = restarted(means)
-                line = f"done: {' '.join(means.command)}" if done else f"{why + '; ' if why else ''}{line}"
-        except GpuhookError as error:  # the others are tried all the same
-            failed, why, line = failed or error, error.message, f"not done: {means.sentence}"
-        told.append({"needed": means.needed, "command": list(means.command), "done": done})
-        told[-1] |= {"sentence": means.sentence, "why_not": why}
-        if not result.as_json:
-            click.echo(line)
-    if not told:
-        why = _UNREAD if result.restart and not result.dry_run else ""
-        told.append({"needed": False, "command": [], "done": False, "sentence": "", "why_not": why})
-        if why and not result.as_json:
-            click.echo(why)
-    if result.as_json:
-        click.echo(render.document(_document(result, told, failed)))
-    if failed is not None:
-        raise render.ToldError(failed)
-
-
-def _lines(result: _Result) -> list[str]:
-    """For a person: the diff, what becomes of each file, and what is to be known of it."""
-    lines = [render.coloured(line) for change in result.changes for line in diff(change)]
-    lines += [render.plain(line) for line in result.lines]
-    lines += [f"note: {render.plain(text)}" for text in result.notes]
-    return lines + [render.bad(f"warning: {render.plain(text)}") for text in result.warnings]
-
-
-def _document(result: _Result, restarts: list[dict[str, Any]], failed: GpuhookError | None) -> dict[str, Any]:
-    """For a program."""
-    return {
-        "engine": result.engine,
-        "changed": result.changed,
-        "dry_run": result.dry_run,
-        "files": [
-            {
-                "path": change.path,
-                "outcome": change.outcome,
-                "changed": change.changes_file,
-                "diff": "".join(f"{line}\n" for line in diff(change)),
-            }
-            for change in result.changes
-        ],
-        "restart": restarts[0],
-        "other_restarts": restarts[1:],
-        "notes": list(result.notes),
-        "warnings": result.warnings,
-        "error": render.failure(failed) if failed else None,
-    }
-
-
-def diff(change: Change) -> list[str]:
-    """The lines of a unified diff of what changes in a file; none where nothing does."""
-    return render.difference(change.path, change.before, change.after)
