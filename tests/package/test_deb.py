@@ -250,9 +250,8 @@ def test_commands_with_debians_libraries(host: Host, packages: Built) -> None:
         assert host.machine.check("gpuhook", command, "--help").startswith(f"Usage: gpuhook {command}")
     script = host.machine.read("/usr/share/bash-completion/completions/gpuhook")
     assert host.machine.check("gpuhook", "completion", "bash") == script
-    script = host.machine.read("/usr/share/zsh/vendor-completions/_gpuhook")
-    assert host.machine.check("gpuhook", "completion", "zsh") == script
-    # fish's differs between versions of click: the installed one prints it
+    # the others differ between versions of click: the installed one prints them
+    assert "gpuhook completion zsh" in host.machine.read("/usr/share/zsh/vendor-completions/_gpuhook")
     assert "gpuhook completion fish" in host.machine.read("/usr/share/fish/vendor_completions.d/gpuhook.fish")
     words = host.machine.check(
         "gpuhook", env={"_GPUHOOK_COMPLETE": "bash_complete", "COMP_WORDS": "gpuhook con", "COMP_CWORD": "1"}
