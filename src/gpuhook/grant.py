@@ -62,21 +62,25 @@ def decide(container: Container, config: Config, prefix: str) -> Grant | None:
 
         cards, doubts = drm.of_gpus(config, gpus)
         warnings += doubts
+    granted = (
+        *_control(config, asked.capabilities, doubt),
+        *nodes.of_gpus(config, gpus),
+        *nodes.beside(config, asked.mig, asked.channels),
+        *beside,
+        *cards,
+    )
     return Grant(
         request=asked,
         record=known,
         gpus=gpus,
-        nodes=_control(config, asked.capabilities, doubt)
-        + nodes.of_gpus(config, gpus)
-        + nodes.beside(config, asked.mig, asked.channels)
-        + beside
-        + cards,
+        nodes=granted,
         compat=compat_allowed(config, gpus),
         warnings=library_path(container)
         + asked.warnings
         + devices.left_out(asked, known.gpus)
         + devices.renumbered(asked, gpus)
-        + warnings,
+        + warnings
+        + tuple([text for _, text in in_volumes(container, granted) if text]),
     )
 
 
@@ -109,6 +113,29 @@ def _control(config: Config, capabilities: tuple[str, ...], doubt: str) -> tuple
         if doubt:
             return ()
         raise
+
+
+def in_volumes(container: Container, granted: tuple[Node, ...]) -> tuple[tuple[str, str], ...]:
+    """The paths of nodes that would lie in a volume (`-v /dev/dri:/dev/dri`), where nothing is made, each with a
+    warning where the volume itself does not have that device."""
+    volumes = [
+        (source, path)
+        for source, path in container.mounts
+        if path not in container.tmpfs and (path == "/dev" or path.startswith("/dev/"))
+    ]
+    found = []
+    for node in granted:
+        above = [(len(path), source, path) for source, path in volumes if node.path.startswith(f"{path}/")]
+        if not above or any(len(path) > max(above)[0] and node.path.startswith(f"{path}/") for path in container.tmpfs):
+            continue
+        _, source, path = max(above)
+        try:
+            has = posix.stat(source + node.path[len(path) :]).st_rdev == posix.makedev(node.major, node.minor)
+        except (OSError, ValueError):
+            has = False
+        text = f"left out {node.path}: it would lie in {path}, which the container mounts and which does not have it"
+        found.append((node.path, "" if has else text))
+    return tuple(found)
 
 
 def library_path(container: Container) -> tuple[str, ...]:

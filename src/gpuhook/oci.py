@@ -203,13 +203,16 @@ class Spec:
             found.append((item.get("allow") is True, kind, *numbers, access))
         return tuple(found)  # type: ignore[arg-type]
 
-    def grant(self, nodes: "tuple[Node, ...]", dev_root: str = "/", *, rootless: bool = False) -> None:
+    def grant(
+        self, nodes: "tuple[Node, ...]", dev_root: str = "/", *, rootless: bool = False, apart: tuple[str, ...] = ()
+    ) -> None:
         """Add the device nodes, the cgroup rules that open just them, and their groups. Twice is once.
 
         In the spec, and not behind the runtime's back, so that runc, crun and systemd know them and `daemon-reload`
         does not take them away. Access is `rw` without `m`: no other minor can be made and opened (CVE-2021-1056).
         In a user namespace, the container's own or (`rootless`) the runtime's, no node can be made: the host's are
-        mounted.
+        mounted. Of the paths `apart`, which lie in volumes, there are the rules alone: the runtime would make the nodes
+        in the volume.
         """
         linux_part = self._child(self.data, "linux")
         devices = self._own_list(linux_part, "devices")
@@ -219,7 +222,7 @@ class Spec:
         is_mapped = rootless or self._has_user_namespace(linux_part)
         for node in nodes:
             number: dict[str, JSON] = {"type": "c", "major": node.major, "minor": node.minor}
-            if not is_mapped:
+            if not is_mapped and node.path not in apart:
                 devices.append(
                     {"path": node.path, **number, "fileMode": node.mode & 0o777, "uid": node.uid, "gid": node.gid}
                 )
@@ -228,7 +231,7 @@ class Spec:
                 rules.remove(rule)
             rules.append(rule)
         if is_mapped:
-            self._mount_nodes(nodes, dev_root)
+            self._mount_nodes(tuple([node for node in nodes if node.path not in apart]), dev_root)
         elif self.data.get("process") is not None:
             self._add_groups(nodes)
 

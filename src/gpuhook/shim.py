@@ -100,7 +100,8 @@ def write(
     Returns the paths of foreign hooks replaced. GpuhookError `dev-not-mounted`.
     """
     grant.check_dev(container)
-    spec.grant(granted.nodes, settings.dev_root, rootless=not config.is_host_root())
+    apart = tuple([path for path, _ in grant.in_volumes(container, granted.nodes)])
+    spec.grant(granted.nodes, settings.dev_root, rootless=not config.is_host_root(), apart=apart)
     orders = grant.orders(granted, container) + spec.orders()
     own = posix.environ.get(config.RUNTIME_DIR)  # where who is not root keeps the record
     kept = f"XDG_RUNTIME_DIR={own.decode('utf-8', 'surrogateescape')}" if own and not config.is_host_root() else ""

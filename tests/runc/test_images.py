@@ -14,6 +14,7 @@ from gpuhook import ldcache, sim
 from tests import bundles
 from tests.conftest import World
 from tests.images import LOADERS, MULTIARCH, OPENDEV
+from tests.runc.test_userns import mapped
 from tests.unit.test_ldcache_loader import assemble
 
 pytestmark = pytest.mark.runc
@@ -422,6 +423,42 @@ def test_a_volume_over_dev(
     assert "/dev/nvidia0: ok" in done.out
     assert "/dev/nvidia1: No such file or directory" in done.out
     assert listing(own) == before
+
+
+@pytest.mark.parametrize("is_mapped", [False, True], ids=["plain", "user-namespace"])
+@pytest.mark.parametrize("has", [True, False], ids=["with-nodes", "empty"])
+def test_a_volume_below_dev(
+    world: World,
+    any_shim: bundles.Runtime,
+    new_bundle: NewBundle,
+    folder: Path,
+    sim_driver: Path,
+    has: bool,
+    is_mapped: bool,
+) -> None:
+    """`-v /dev/dri:/dev/dri`, as people write beside asking for a GPU: no runtime is told to make nodes in it, and
+    those that it has can be opened as far as they were granted."""
+    own = folder / "dri"
+    own.mkdir()
+    if has:
+        subprocess.run(["cp", "-a", *(sim_driver / "dev/dri").iterdir(), own], check=True)
+    before = listing(own)
+    bundle = new_bundle(
+        env=["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=all"],
+        args=["opendev", "/dev/dri/renderD128", "/dev/nvidia0"],
+        mounts=[bundles.mount("/dev/dri", "bind", str(own), "rbind")],
+    )
+    bundle = mapped(bundle) if is_mapped else bundle
+
+    told = explained(world, bundle)
+    done = any_shim.run(bundle)
+
+    assert f"/dev/dri/renderD128: {'ok' if has else 'No such file'}" in done.out, done
+    assert "/dev/nvidia0: ok" in done.out
+    assert listing(own) == before
+    warning = "left out /dev/dri/renderD128: it would lie in /dev/dri"
+    assert (warning in world.log) is not has
+    assert any(warning in text for text in told["warnings"]) is not has  # type: ignore[attr-defined]
 
 
 @pytest.mark.skipif(not MULTIARCH.startswith("x86"), reason="only x86-64 has a 32-bit side in NVIDIA's drivers")
