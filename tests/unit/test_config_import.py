@@ -4,6 +4,7 @@ judged by what they say themselves."""
 import json
 import os
 import re
+import shlex
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -270,6 +271,16 @@ def test_without_a_file_the_usual_one_is_read(folder: Path, capsys: pytest.Captu
 def test_write_and_dry_run_contradict_each_other(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["gpuhook", "config", "import", "x", "--write", "--dry-run"], str(folder)) == 2
     assert "give one of them" in capsys.readouterr().err
+
+
+def test_the_command_that_is_named_next_writes_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It named no file, and so another one than was read."""
+    (folder / "my config.toml").write_text("disable-require = true\n")
+    assert main(["gpuhook", "config", "import", "--no-images", str(folder / "my config.toml")], str(folder)) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    command = shlex.split(last.removeprefix("nothing is written; next: "))
+    assert main([*command, "--no-images"], str(folder)) == 0
+    assert own(folder).read_text() == '[requirement]\npolicy = "off"\n'
 
 
 def test_for_a_pipe_each_key_is_a_row(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

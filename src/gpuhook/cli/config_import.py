@@ -1,6 +1,7 @@
 """`gpuhook config import`: what NVIDIA's config.toml says, put into runtime.toml as far as it means something here."""
 
 import os
+import shlex
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -84,7 +85,7 @@ def import_(file: str | None, write: bool, dry_run: bool, images: bool, as_json:
         document |= {"diff": "".join(f"{line}\n" for line in render.difference(own.path, own.before, own.after))}
         click.echo(render.document(document | {"error": None}))
         return
-    click.echo("\n".join(_lines(lines, own, found, written=write)))
+    click.echo("\n".join(_lines(lines, own, found, written=write, file=file)))
 
 
 def _read(path: str) -> dict[str, Any]:
@@ -159,8 +160,8 @@ def _images(settings: Config) -> dict[str, Any]:
     return found
 
 
-def _lines(lines: list[Line], own: _Own, found: dict[str, Any] | None, written: bool) -> list[str]:
-    """For a person."""
+def _lines(lines: list[Line], own: _Own, found: dict[str, Any] | None, written: bool, file: str | None) -> list[str]:
+    """For a person; `file` as the command line has it."""
     shown_lines = _grouped(lines) if render.on_terminal() else _rows(lines)
     difference = render.difference(own.path, own.before, own.after)
     if difference and not written:
@@ -173,7 +174,8 @@ def _lines(lines: list[Line], own: _Own, found: dict[str, Any] | None, written: 
         what = "is made" if own.before is None else "is changed"
         shown_lines += ["", f"{own.path} {what}; it counts from the next container on"]
     else:
-        shown_lines += ["", "nothing is written; next: gpuhook config import --write"]
+        named = f"{render.plain(shlex.quote(file))} " if file else ""
+        shown_lines += ["", f"nothing is written; next: gpuhook config import {named}--write"]
     return shown_lines
 
 
