@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -255,12 +256,15 @@ def test_a_table_in_a_pipe_is_fields_with_tabs() -> None:
 def on_terminal(code: str, **more: str) -> str:
     """What a program prints to a terminal."""
     master, slave = pty.openpty()
-    try:
-        subprocess.run([sys.executable, "-c", code], env=environment(**more), stdout=slave, check=True)
-        return os.read(master, 65536).decode().replace("\r\n", "\n")
-    finally:
+    with open(master, "rb", buffering=0) as reader:
+        program = subprocess.Popen([sys.executable, "-c", code], env=environment(**more), stdout=slave)
         os.close(slave)
-        os.close(master)
+        shown = b""
+        with suppress(OSError):  # EIO: the program has ended
+            while part := reader.read(65536):
+                shown += part
+        assert program.wait() == 0
+    return shown.decode().replace("\r\n", "\n")
 
 
 TABLE = "from gpuhook.cli import render; print('\\n'.join(render.table(('A', 'LONG'), [('three', 'x')])))"

@@ -16,6 +16,7 @@ from tests import bundles
 from tests.conftest import World
 from tests.images import MULTIARCH, image
 from tests.unit.driver_support import copy_of
+from tests.unit.test_cli import on_terminal
 
 ALL = "NVIDIA_VISIBLE_DEVICES=all"
 Explain = Callable[..., dict[str, Any]]
@@ -295,6 +296,23 @@ def test_a_bundle_whose_root_is_away_says_that_no_image_was_looked_at(folder: Pa
     assert (found["outcome"], found["container"]["image_looked_at"]) == ("granted", False)
     assert f"--root {folder}/rootfs" in " ".join(found["hook"]["entry"]["args"])
     assert f"'{folder}/rootfs' is not there: a runtime refuses this container" in found["warnings"]
+
+
+def test_the_hook_on_a_terminal_is_narrow_and_whole(
+    folder: Path, prefix: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was one line of 450 characters, which a terminal breaks within a word."""
+    words = ["gpuhook", "explain", str(bundle(folder, ALL))]
+    main(words, str(prefix))
+    piped = capsys.readouterr().out.splitlines()
+    (whole,) = [line.strip() for line in piped if line.startswith(f"  {prefix}/usr/bin/gpuhook-hook")]
+    call = f"import sys; from gpuhook.cli import main; sys.exit(main({words!r}, {str(prefix)!r}))"
+    lines = on_terminal(call, TERM="dumb").split("\n\nhook (")[1].split("\n\n")[0].splitlines()[1:]
+    assert len(lines) > 1
+    assert all(line.endswith(" \\") for line in lines[:-1])
+    assert all(line.startswith("    --") for line in lines[1:])
+    assert max(len(line) for line in lines if "--gpus" not in line and "--root" not in line) <= 98
+    assert " ".join(line.strip().removesuffix(" \\") for line in lines) == whole
 
 
 def test_the_text_of_a_bundle_whose_root_is_away_does_not_say_that_it_starts(

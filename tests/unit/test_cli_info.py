@@ -16,6 +16,7 @@ from gpuhook.cli.info import age
 from gpuhook.config import load
 from gpuhook.driver import record
 from tests.unit.driver_support import copy_of
+from tests.unit.test_cli import on_terminal
 from tests.unit.test_cli_explain import configure
 
 Run = Callable[..., tuple[int, str, str]]
@@ -151,6 +152,26 @@ def test_list_has_every_file_of_the_record(run: Run, prefix: Path, sim_driver: P
         (item.capability, item.kind, item.target or item.name, f"{sim_driver}{item.path}") for item in known.files
     }
     assert [row[3] for row in rows if row[2].startswith("libcuda.so")] == ["libcuda.so.1 libcuda.so"]
+
+
+def test_list_on_a_terminal_is_narrow_and_has_all_that_a_pipe_gets(run: Run, prefix: Path) -> None:
+    """As a table it was 240 columns wide."""
+    rows = [line.split("\t") for line in run("list")[1].splitlines()]
+    call = f"import sys; from gpuhook.cli import main; sys.exit(main(['gpuhook', 'list'], {str(prefix)!r}))"
+    lines = on_terminal(call, TERM="dumb").splitlines()
+    root = load(str(prefix)).driver_root
+    assert lines[0] == "driver 580.95.05"
+    assert max(len(line) - len(root) for line in lines if line.startswith("  /")) <= 80
+    assert max(len(line) for line in lines if not line.startswith("  /")) <= 80
+    assert [line.strip() for line in lines if line.startswith("  /")] == [path for *_, path in rows]
+    assert [line for line in lines if line.startswith("    links ")] == [
+        f"    links {links}" for _, _, _, links, _ in rows if links != "-"
+    ]
+    parts = [line for line in lines[1:] if line and not line.startswith(" ")]
+    kinds = [f"{'every capability' if row[0] == '*' else row[0]}, {row[1]}" for row in rows]
+    assert parts == list(dict.fromkeys(kinds))
+    named = [line.split()[-1] for line in lines if line.startswith("    in the container ")]
+    assert named == [name for _, _, name, _, path in rows if name.startswith("/") and f"{root}{name}" != path]
 
 
 @pytest.mark.parametrize("capability", ["utility", "compute", "*"])

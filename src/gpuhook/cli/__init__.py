@@ -82,8 +82,8 @@ class Commands(click.Group):
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="""\b
 Examples:
-  gpuhook explain /run/containerd/io.containerd.runtime.v2.task/moby/ID     # a container of docker, by its full id
-  gpuhook explain --env NVIDIA_VISIBLE_DEVICES=all                          # without a container
+  gpuhook explain --image-config ubuntu --env NVIDIA_VISIBLE_DEVICES=all    # what a container of an image would get
+  gpuhook explain --env NVIDIA_VISIBLE_DEVICES=all                          # without an image
   gpuhook check 'cuda>=12.6'
   gpuhook info
   gpuhook configure docker --dry-run

@@ -25,6 +25,14 @@ Examples:
   gpuhook explain . --env NVIDIA_DRIVER_CAPABILITIES=all
   gpuhook explain --image-config nvidia/cuda:12.4.1-base-ubuntu22.04    # of the local docker or podman
   gpuhook explain --image-config config.json --env NVIDIA_VISIBLE_DEVICES=0
+  gpuhook explain "$(podman inspect --format '{{.OCIConfigPath}}' NAME)"
+
+\b
+Bundles of running containers, by their full ID:
+  docker      /run/docker/containerd/daemon/io.containerd.runtime.v2.task/moby/ID
+              with the host's containerd: /run/containerd/io.containerd.runtime.v2.task/moby/ID
+  containerd  /run/containerd/io.containerd.runtime.v2.task/NAMESPACE/ID (k8s.io, default)
+  podman      where podman inspect has OCIConfigPath
 
 Exit status: 0 if gpuhook lets the container start; if it would refuse it, the code of that error (docs/errors.md).
 """
@@ -90,7 +98,10 @@ def _spec(bundle: str) -> oci.Spec:
     try:
         return oci.Spec(os.path.abspath(path))
     except GpuhookError as error:
-        hint = "give a bundle's folder or a config.json; --env NAME=VALUE needs neither"
+        hint = (
+            "give a bundle's folder or a config.json (gpuhook explain --help says where engines keep them), or an image"
+            " by --image-config; --env NAME=VALUE needs neither"
+        )
         raise GpuhookError(error.reference, error.message, hint) from None
 
 

@@ -24,6 +24,7 @@ _KINDS = (
     ("proc", "the driver's words in /proc"),
 )
 _MOST_TEXT = 200
+_MOST_LINE = 94  # of a command line, on a terminal
 
 
 def lines(document: dict[str, Any]) -> list[str]:
@@ -203,9 +204,12 @@ def _migs(gpu: dict[str, Any]) -> str:
 
 
 def _nodes(document: dict[str, Any]) -> list[str]:
+    nodes = document.get("nodes", ())
+    width = max((len(node["path"]) for node in nodes), default=0)
     rows = [
-        f"{node['path']}  {node['major']}:{node['minor']}{', missing, made at the start' if node['missing'] else ''}"
-        for node in document.get("nodes", ())
+        f"{node['path'].ljust(width)}  {node['major']}:{node['minor']}"
+        f"{', missing, made at the start' if node['missing'] else ''}"
+        for node in nodes
     ]
     return _part("device nodes (read and write; all others of the driver stay closed)", rows)
 
@@ -215,9 +219,22 @@ def _hook(document: dict[str, Any]) -> list[str]:
     if hook is None:
         return []
     entry = hook["entry"]
-    rows = [" ".join([entry["path"], *entry["args"][1:]])]
+    rows = [render.plain(row) for row in _command([entry["path"], *entry["args"][1:]])]
     rows += [f"takes the place of {_cut(path)}" for path in hook["replaces"]]
     return _part(f"hook ({hook['stage']}, at most {entry['timeout']} s)", rows)
+
+
+def _command(words: list[str]) -> list[str]:
+    """A command line; on a terminal in several lines, none of which ends between an option and its value."""
+    line, rows = words[0], []
+    for word, following in zip(words[1:], [*words[2:], ""], strict=True):
+        option = word.startswith("--") and not following.startswith("--")
+        if render.on_terminal() and len(f"{line} {word}{f' {following}' if option else ''}") > _MOST_LINE:
+            rows.append(f"{line} \\")
+            line = f"  {word}"
+        else:
+            line += f" {word}"
+    return [*rows, line]
 
 
 def _image(document: dict[str, Any]) -> list[str]:

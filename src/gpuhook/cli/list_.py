@@ -1,5 +1,7 @@
 """`gpuhook list`: the files of this host's driver that containers get, by the capability that brings them."""
 
+import itertools
+
 import click
 
 from gpuhook import config
@@ -27,6 +29,9 @@ Examples:
 def list_(capability: str | None, as_json: bool) -> None:
     """List the driver's files that containers get: capability, kind, path on the host, name and links in the container.
 
+    On a terminal a file's path stands below its capability and kind, what else there is to say of it below that; in a
+    pipe each file is a line: capability, kind, name in the container, links, path, with tabs between.
+
     What the driver has and no container gets is listed after them with the reason (in a pipe: on stderr).
     """
     where = prefix()
@@ -46,16 +51,35 @@ def list_(capability: str | None, as_json: bool) -> None:
         }
         click.echo(render.document(data))
         return
-    heading = ("CAPABILITY", "KIND", "NAME IN THE CONTAINER", "LINKS", "PATH")
-    rows = [
-        (item.capability, item.kind, item.target or item.name, " ".join(item.links) or "-", root + item.path)
-        for item in files
-    ]
-    click.echo("\n".join(render.table(heading, rows)))
+    click.echo(
+        "\n".join(_for_people(files, known.driver, root) if render.on_terminal() else _for_programs(files, root))
+    )
     for path, reason in left_out:
         click.echo(
             render.faint(f"left out: {render.plain(path)}: {render.plain(reason)}"), err=not render.on_terminal()
         )
+
+
+def _for_programs(files: list[DriverFile], root: str) -> list[str]:
+    rows = [
+        (item.capability, item.kind, item.target or item.name, " ".join(item.links) or "-", root + item.path)
+        for item in files
+    ]
+    return ["\t".join(render.plain(cell) for cell in row) for row in rows]
+
+
+def _for_people(files: list[DriverFile], driver: str, root: str) -> list[str]:
+    """A table would be as wide as three screens: paths have up to 80 characters, links nearly as many."""
+    lines = [f"driver {render.plain(driver)}"]
+    for (capability, kind), items in itertools.groupby(files, lambda item: (item.capability, item.kind)):
+        lines += ["", render.strong(f"{'every capability' if capability == '*' else capability}, {kind}")]
+        for item in items:
+            lines.append(f"  {render.plain(root + item.path)}")
+            if item.target and item.target != item.path:
+                lines.append(f"    in the container {render.plain(item.target)}")
+            if item.links:
+                lines.append(f"    links {render.plain(' '.join(item.links))}")
+    return lines
 
 
 def _document(item: DriverFile, root: str) -> dict[str, object]:

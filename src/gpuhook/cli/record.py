@@ -99,7 +99,8 @@ Exit status: 0 if the record was made and stored; else that of the error (docs/e
 def refresh_(make_nodes: bool, as_json: bool) -> None:
     """Make the record anew, and show what is different from the one before.
 
-    Containers that start meanwhile wait for it. It is for root, whose the record is.
+    Containers that start meanwhile wait for it. Root makes the one of this host; the user of a rootless engine has one
+    of their own, in $XDG_RUNTIME_DIR/gpuhook.
     """
     where = prefix()
     settings = config.load(where)
@@ -153,7 +154,7 @@ def provide(settings: Config, known: Record) -> None:
 def drop() -> None:
     """Remove the record. The next container that asks for a GPU makes it anew.
 
-    It is for root, whose the record is.
+    Root removes the one of this host; the user of a rootless engine has one of their own, in $XDG_RUNTIME_DIR/gpuhook.
     """
     state = config.paths(prefix()).state
     path = f"{state}/{records.NAME}"
