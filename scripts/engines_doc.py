@@ -76,32 +76,72 @@ def overview(report: dict[str, Any]) -> list[str]:
     return [*lines, "", *(f"{number}. {why}" for number, why in enumerate(reasons, 1))]
 
 
+def details(report: dict[str, Any]) -> list[str]:
+    """For each engine what else was tried: a line for each thing, and the versions only where they differ."""
+    engines: dict[str, list[dict[str, Any]]] = {}
+    for row in report["rows"]:
+        engines.setdefault(row["engine"], []).append(row)
+    lines = []
+    for engine, rows in engines.items():
+        lines += ["", f"### {engine}", "", *_versions(rows), "", *_things(rows)]
+    return lines
+
+
+def _versions(rows: list[dict[str, Any]]) -> list[str]:
+    runtimes: dict[str, dict[str, None]] = {}
+    for row in rows:
+        runtimes.setdefault(row["version"], {})[f"{row['runtime']} {row['runtime_version']}"] = None
+    return [f"- {version}: {', '.join(sorted(found, reverse=True))}" for version, found in runtimes.items()]
+
+
+def _things(rows: list[dict[str, Any]]) -> list[str]:
+    """The table of one engine, and its reasons."""
+    versions = list(dict.fromkeys(row["version"] for row in rows))
+    short = {version: ".".join(re.findall(r"\d+", version)[:2]) for version in versions}
+    reasons: list[str] = []
+    cells: dict[str, dict[tuple[str, str], dict[str, str]]] = {}
+    for row in rows:
+        for what, why in (dict.fromkeys(row["works"], "") | row["fails"]).items():
+            if _GPU.fullmatch(what):  # the overview has it
+                continue
+            if why and why not in reasons:
+                reasons.append(why)
+            said = f"no ({reasons.index(why) + 1})" if why else "yes"
+            of = cells.setdefault(what, {}).setdefault((row["runtime"], row["cgroup"]), {})
+            of[short[row["version"]]] = said
+    columns = [column for column in _COLUMNS if any(column in of for of in cells.values())]
+    lines = [f"| | {' | '.join(' '.join(column) for column in columns)} |", f"|---|{'---|' * len(columns)}"]
+    for what in sorted(cells, key=str.lower):
+        texts = [_cell(cells[what].get(column, {}), len(versions)) for column in columns]
+        lines.append(f"| {what} | {' | '.join(texts)} |")
+    return [*lines, "", *(f"{number}. {why}" for number, why in enumerate(reasons, 1))] if cells else []
+
+
+def _cell(of: dict[str, str], count: int) -> str:
+    """What holds for every version is said once; a version that is not named was not tried."""
+    groups: dict[str, list[str]] = {}
+    for version, said in of.items():
+        groups.setdefault(said, []).append(version)
+    if len(groups) == 1 and len(of) == count:
+        return next(iter(groups))
+    return "; ".join(f"{', '.join(versions)}: {said}" for said, versions in groups.items())
+
+
 def table(report: dict[str, Any], name: str) -> str:
     """The text between the marks."""
     lines = [
         f"<!-- results of {name} -->",
         "",
-        f"[{name}]({name}): {', '.join(report['runs'])}; Linux {', '.join(report['kernel'])};"
-        f" gpuhook {', '.join(report['gpuhook'])}.",
+        f"[{name}]({name}): {', '.join(report['runs'])};",
+        f"Linux {', '.join(report['kernel'])}; gpuhook {', '.join(report['gpuhook'])}.",
         "",
         "Where a container gets GPUs (empty: not tried):",
         "",
         *overview(report),
         "",
-        "All that was tried:",
-        "",
-        "| engine | low-level runtime | cgroups | works | does not, and why |",
-        "|---|---|---|---|---|",
+        "What else was tried (empty: not tried):",
+        *details(report),
     ]
-    for row in report["rows"]:
-        why: dict[str, list[str]] = {}
-        for what, reason in row["fails"].items():
-            why.setdefault(reason, []).append(what)
-        fails = "; ".join(f"{', '.join(whats)}: {reason}" for reason, whats in why.items())
-        lines.append(
-            f"| {row['engine']} {row['version']} | {row['runtime']} {row['runtime_version']} | {row['cgroup']} |"
-            f" {'; '.join(row['works'])} | {fails} |"
-        )
     return "\n".join([*lines, "", "<!-- end -->"])
 
 

@@ -63,7 +63,7 @@ def test_rows_are_gathered_from_the_named_runs() -> None:
     ]
     assert report["runs"] == ["2", "3"]
     assert [row["works"] for row in engines_doc.gathered(lines, [])["rows"]] == [["exec"]]
-    assert "| docker 9.1 | runc 1.1 | v1 | exec | update: the kernel |" in engines_doc.table(report, "engines/x.json")
+    assert "| update | 9.1: no (1) |" in engines_doc.table(report, "engines/x.json")
     with pytest.raises(SystemExit, match="no run 4"):
         engines_doc.gathered(lines, ["4"])
 
@@ -92,4 +92,29 @@ def test_the_overview() -> None:
         "",
         "1. a bug",
         "2. the kernel",
+    ]
+
+
+def test_the_details() -> None:
+    """A version is named where not all are alike; what the overview has is not said again."""
+    lines = [
+        line("1", "GPU container"),
+        *(line("1", what, version=version) for what in ("exec", "update") for version in ("2.0-x", "9.1")),
+        line("1", "update", "a bug", "2.0-x"),
+        {**line("1", "exec"), "runtime": "crun", "runtime_version": "1"},
+    ]
+
+    assert engines_doc.details(engines_doc.gathered(lines, [])) == [
+        "",
+        "### docker",
+        "",
+        "- 2.0-x: runc 1.1",
+        "- 9.1: runc 1.1, crun 1",
+        "",
+        "| | runc v1 | crun v1 |",
+        "|---|---|---|",
+        "| exec | yes | 9.1: yes |",
+        "| update | 2.0: no (1); 9.1: yes |  |",
+        "",
+        "1. a bug",
     ]
