@@ -193,10 +193,7 @@ class Mounter:
                     posix.symlink(step.text, name, dir_fd=folder)
                     self.undo.append(lambda: posix.unlink(name, dir_fd=folder))
                 else:
-                    back = _restorer(folder, name, None)
-                    self._sweep(folder)
-                    _replace(folder, name, lambda temporary: posix.symlink(step.text, temporary, dir_fd=folder))
-                    self._remember(back)
+                    self._exchange(folder, name, None, lambda new: posix.symlink(step.text, new, dir_fd=folder))
             except FileExistsError:
                 continue  # another start at the same root, or an attacker, made something there in between
             except OSError as error:
@@ -264,14 +261,15 @@ class Mounter:
             return
         folder, name = self._parent(path)
         try:
-            back = _restorer(folder, name, old)
-            self._sweep(folder)
-            _replace(folder, name, lambda temporary: _write_new(folder, temporary, data))
+            self._exchange(folder, name, old, lambda new: _write_new(folder, new, data))
         except OSError as error:
             raise rootfs.unsafe(path, error) from None
-        self._remember(back)
 
-    def _remember(self, back: "Callable[[], None] | None") -> None:
+    def _exchange(self, folder: int, name: str, old: bytes | None, make: "Callable[[str], None]") -> None:
+        """Replace `name`, whose content is `old` where it is known. OSError as the calls."""
+        back = _restorer(folder, name, old)
+        self._sweep(folder)
+        _replace(folder, name, make)
         if back is not None:
             self.undo.append(back)
 
