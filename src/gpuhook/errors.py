@@ -14,6 +14,7 @@ EXIT_CODES = {
     "config-untrusted": 12,
     "runtime-not-found": 13,
     "python-missing": 14,
+    "installation-damaged": 15,
     # what the engine handed over
     "bundle-unreadable": 20,
     "spec-invalid": 21,

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from gpuhook.config import Config
+from gpuhook.errors import EXIT_CODES
 from gpuhook.fastpath import render
 from tests.images import CHECKOUT
 
@@ -324,6 +325,56 @@ def test_it_waits_for_a_library_that_is_being_unpacked(tree: Tree, shell: list[s
         whole.touch()
         assert "python" in start.communicate(timeout=10)[0]
     assert start.returncode == 0
+
+
+def test_it_waits_longer_while_dpkg_has_the_library_beside_its_place(tree: Tree) -> None:
+    """A disk may need long for what dpkg does between this program and the library's last file."""
+    whole = tree.path / "usr/lib/gpuhook/1/whole"
+    whole.rename(f"{whole}.dpkg-new")
+    words = [*command("dash"), str(tree.launcher), "create", "--bundle", "bundle", "box"]
+    env = {"PATH": f"{tree.low.parent}:/usr/bin:/bin"}
+    with subprocess.Popen(words, cwd=tree.path, env=env, stdout=subprocess.PIPE, text=True) as start:
+        time.sleep(4)
+        assert start.poll() is None
+        Path(f"{whole}.dpkg-new").rename(whole)
+        assert "python" in start.communicate(timeout=10)[0]
+    assert start.returncode == 0
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "not compiled"])
+def test_a_damaged_library_is_named_soon(tree: Tree, shell: list[str], compiled: bool) -> None:
+    """A container that may ask for a GPU is refused within seconds, in the engine's log too; any other starts."""
+    whole = tree.path / "usr/lib/gpuhook/1/whole"
+    whole.unlink()
+    if not compiled:
+        tree.compiled.unlink()
+    began = time.monotonic()
+    done = subprocess.run(
+        [*shell, tree.launcher, "--log", "log", "--log-format", "json", "create", "--bundle", "bundle", "box"],
+        cwd=tree.path,
+        env={"PATH": f"{tree.low.parent}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert time.monotonic() - began < 8
+    assert (done.returncode, done.stdout) == (EXIT_CODES["installation-damaged"], "")
+    assert done.stderr.startswith(f"gpuhook: {whole} is not there")
+    assert "apt reinstall gpuhook" in done.stderr
+    assert done.stderr.endswith(" [installation-damaged]\n")
+    assert json.loads((tree.path / "log").read_text())["msg"] + "\n" == done.stderr
+    assert tree.call(shell, "create", "--bundle", "quiet", "box")[0] == "runc"
+
+
+@pytest.mark.parametrize("name", ["gpuhook-hook", "gpuhook"])
+def test_a_damaged_library_is_named_by_the_programs_in_python(installed: Path, tmp_path: Path, name: str) -> None:
+    shutil.copytree(installed, tmp_path, dirs_exist_ok=True)
+    whole = next((tmp_path / "usr/lib/gpuhook").glob("*/whole"))
+    whole.unlink()
+    done = subprocess.run([tmp_path / "usr/bin" / name], capture_output=True, text=True, timeout=10, check=False)
+    assert (done.returncode, done.stdout) == (EXIT_CODES["installation-damaged"], "")
+    assert done.stderr.startswith(f"gpuhook: {whole} is not there")
+    assert "[installation-damaged]" in done.stderr
 
 
 def test_the_hook_waits_too_and_works_uncompiled(installed: Path, tmp_path: Path) -> None:
