@@ -225,31 +225,31 @@ def test_a_container_on_a_host_without_python(runc_host: Host) -> None:
 
 
 PLACE = "/usr/local/gpuhook"  # where a system extension of Talos can put it
+QUIET = (0, "/dev/null: ok\n", "", True)
 
 
 class Shellless(Machine):
     """A machine with runc and no other program, and the bundle at a place that is read-only, as on Talos: `run` and
-    `var` there are links to those of the host. `tools` are the test's own, and lie where nothing looks for them."""
+    `var` there are links to those of the host. The tests' own tools lie where nothing looks for them."""
 
-    tools = "/run/tools/busybox"
+    _tools = "/run/tools/busybox"
 
     def unpack(self, unpacked: Path, driver: Path) -> None:
-        """Put the bundle in its place, and take away all that is not the host's."""
-        self.check("mkdir", "-p", PLACE, "/run/tools")
-        self.check("cp", "/bin/busybox", self.tools)
+        """Put the bundle in its place, and take away all that such a host has not."""
+        self.check("mkdir", "-p", PLACE, "/run/tools", "/var")
+        self.check("cp", "/bin/busybox", self._tools)
         self.check("cp", "-a", f"{unpacked}/.", PLACE)
         self.check("ln", "-s", "/run", "/var", PLACE)
         text = "[driver]\n" + "".join(f'{key} = "{driver}"\n' for key in ROOTS)
         self.write(f"{PLACE}/etc/gpuhook/runtime.toml", text)
-        self.check("mkdir", "-p", "/var")
-        self.tool("mount", "-t", "tmpfs", "tmpfs", "/var")
-        self.tool("mount", "--bind", "/usr/local", "/usr/local")
-        self.tool("mount", "-o", "remount,ro,bind", "/usr/local")
+        self.check("mount", "-t", "tmpfs", "tmpfs", "/var")
+        self.check("mount", "--bind", "/usr/local", "/usr/local")
+        self.check("mount", "-o", "remount,ro,bind", "/usr/local")
         self.tool("rm", "-rf", "/bin", "/sbin", "/usr/bin")
 
     def tool(self, *command: str | Path) -> str:
-        """What one of the test's own tools says."""
-        return self.check(self.tools, *command)
+        """What one of the tests' own tools says."""
+        return self.check(self._tools, *command)
 
     def change(self, *command: str | Path) -> None:
         """Change something at the place that is read-only."""
@@ -257,14 +257,21 @@ class Shellless(Machine):
         self.tool(*command)
         self.tool("mount", "-o", "remount,ro,bind", "/usr/local")
 
-    def start(self, name: str, *env: str, options: tuple[str, ...] = ()) -> Result:
-        """A container that uses the first GPU, from the bundle's runtime."""
-        args = ["opendev", "dlopen:libcuda.so.1", "/dev/nvidia0"]
-        self.spec = bundles.make(self.folder / name, "lib64", env=env, args=args).path / "config.json"
-        group = f'"cgroupsPath": "/{self.cgroup}/{name}", "namespaces"'
-        self.written = self.spec.read_text().replace('"namespaces"', group, 1)
-        self.spec.write_text(self.written)
-        return self.run(f"{PLACE}/usr/bin/gpuhook-runtime", *options, "run", "--bundle", self.spec.parent, name)
+    def program(self, name: str, *arguments: str | Path, path: str = "/usr/sbin:/usr/bin") -> Result:
+        """A program of the bundle; `path` is PATH (nsenter, which enters the host, is found by it too)."""
+        return self.run(f"{PLACE}/usr/bin/{name}", *arguments, env={"PATH": path})
+
+    def container(self, name: str, *env: str, path: str = "/usr/sbin:/usr/bin") -> tuple[int, str, str, bool]:
+        """A container, which with `env` uses the first GPU, and without names nothing of NVIDIA's: its status, what it
+        said, and whether its config.json is untouched."""
+        args = ["opendev", *(("dlopen:libcuda.so.1", "/dev/nvidia0") if env else ("/dev/null",))]
+        spec = bundles.make(self.folder / name, "lib64", env=env, args=args).path / "config.json"
+        if env:  # else its name would be a reason to look closer
+            group = f'"cgroupsPath": "/{self.cgroup}/{name}", "namespaces"'
+            spec.write_text(spec.read_text().replace('"namespaces"', group, 1))
+        before = spec.read_bytes()
+        done = self.program("gpuhook-runtime", "run", "--bundle", spec.parent, name, path=path)
+        return done.code, done.out, done.err, spec.read_bytes() == before
 
 
 @pytest.fixture
@@ -275,24 +282,99 @@ def shellless(place: Path, with_runc: Path, unpacked: Path, sim_driver: Path, fo
         yield machine
 
 
+def test_how_a_program_finds_itself(unpacked: Path, folder: Path) -> None:
+    """By no argv[0], by links, and when its file was replaced since it was started; nowhere else than at its place."""
+    tree = folder / "a tree"
+    shutil.copytree(unpacked, tree)
+    program = tree / "usr/bin/gpuhook"
+    (folder / "one").symlink_to(folder / "two")
+    (folder / "two").symlink_to(program)
+    for name in ("", "sh", "gpuhook-runtime"):
+        done = subprocess.run(
+            [name, "--version"], executable=folder / "one", capture_output=True, text=True, check=True
+        )
+        assert done.stdout == f"gpuhook {__version__}\n"
+    with program.open("rb") as old:
+        shutil.copy(program, folder / "newer")
+        (folder / "newer").rename(program)
+        started = f"/proc/self/fd/{old.fileno()}"
+        done = subprocess.run(
+            [started, "--version"], pass_fds=[old.fileno()], capture_output=True, text=True, check=True
+        )
+    assert done.stdout == f"gpuhook {__version__}\n"
+
+    copy = shutil.copy(program, folder / "gpuhook")
+    done = subprocess.run([copy], capture_output=True, text=True, check=False)
+    error = f"gpuhook: {copy} can't be run: Invalid argument; unpack the bundle again [python-missing]\n"
+    assert (done.returncode, done.stdout, done.stderr) == (14, "", error)
+
+
 @pytest.mark.runc
-def test_x(shellless: Shellless) -> None:
+def test_a_host_without_a_shell(shellless: Shellless) -> None:
+    """Nothing but runc, the bundle where none can write: commands, a GPU, a refusal; state and log lie elsewhere."""
     host = shellless
-    print(host.tool("ls", "-la", "/", PLACE, "/usr", "/usr/sbin", "/usr/lib", "/lib64", "/lib"))
-    print(host.run(f"{PLACE}/usr/bin/gpuhook", "--version"))
-    print(host.run(f"{PLACE}/usr/bin/gpuhook", "doctor"))
-    print(host.start("first", ALL))
-    print(host.start("second", ALL))
-    print(host.start("quiet"))
-    print(host.start("newer", ALL, "NVIDIA_REQUIRE_CUDA=cuda>=99.0"))
-    print(host.tool("find", "/run/gpuhook", "/var"))
-    print(host.tool("cat", "/var/log/gpuhook/gpuhook.log"))
-    print(host.run(f"{PLACE}/usr/bin/gpuhook", "doctor"))
-    print(host.run(f"{PLACE}/usr/bin/gpuhook", "config", "path"))
-    print(host.run(f"{PLACE}/usr/bin/gpuhook", "configure", "docker"))
-    print(host.tool("find", "/var", "/etc"))
-    host.tool("mount", "-o", "remount,ro", "/var")
-    host.tool("mount", "-o", "remount,ro", "/run")
-    host.tool("mount", "-o", "remount,ro", "/")
-    print(host.start("ro", ALL, options=("--root", str(host.folder/"st"))))
-    assert 0
+    programs = host.tool("find", "/", "-xdev", "-type", "f", "-perm", "-100", "!", "-path", f"{PLACE}/*").splitlines()
+    assert [path for path in programs if "/lib" not in path] == ["/usr/sbin/runc"]
+    assert host.program("gpuhook", "--version").out == f"gpuhook {__version__}\n"
+    assert host.container("first", ALL) == (0, SEEN, "", False)
+    assert host.container("second", ALL) == (0, SEEN, "", False)  # by the record and the compiled configuration
+    code, out, err, _ = host.container("newer", ALL, "NVIDIA_REQUIRE_CUDA=cuda>=99.0")
+    assert (code, out) == (41, "")
+    assert "driver 580.95.05 supports CUDA up to 13.0 [requirement-not-met]" in err
+
+    said = host.program("gpuhook", "doctor").out
+    assert f"programs in {PLACE}/usr/bin, which nobody else may write" in said
+    assert "a GPU container would work" in said
+    assert {"config.json", "driver.json", "shim.sh"} < set(host.tool("ls", "/run/gpuhook").split())
+    assert " info second granted GPU 0 " in host.tool("cat", "/var/log/gpuhook/gpuhook.log")
+    assert "[state-invalid]" in host.run(f"{PLACE}/usr/bin/gpuhook-hook", "prestart", text="{}").err
+
+
+@pytest.mark.runc
+def test_no_python_for_what_asks_for_nothing(shellless: Shellless) -> None:
+    """The bundle's shell and its grep decide: with no Python such a container starts, and only such a one."""
+    host = shellless
+    host.program("gpuhook", "config", "show")  # compiles the configuration
+    assert host.container("gpu", ALL) == (0, SEEN, "", False)
+    python = host.tool("readlink", "-f", f"{PLACE}/{PYTHON}/bin").strip()
+    (interpreter,) = (name for name in host.tool("ls", python).split() if name.startswith("python3."))
+    host.change("rm", f"{python}/{interpreter}")
+    assert host.container("quiet") == QUIET
+    missing = f"gpuhook: {python}/{interpreter} can't be run: No such file or directory; "
+    missing += "unpack the bundle again [python-missing]\n"
+    assert host.container("none", ALL) == (14, "", missing, True)
+    for name in ("gpuhook", "gpuhook-hook", f"../../{PYTHON}/bin/python3"):
+        assert host.program(name, "--version") == Result(14, "", missing)
+    assert "runc version" in host.program("gpuhook-runtime", "--version").out
+
+    host.change("rm", f"{python}/busybox")
+    done = host.program("gpuhook-runtime", "--version")
+    assert done == Result(14, "", missing.replace(interpreter, "busybox"))
+
+
+@pytest.mark.runc
+def test_where_no_state_can_be_written(shellless: Shellless) -> None:
+    """No links out of the read-only place, and no runtime.toml: all starts, with Python, and nothing is left."""
+    host = shellless
+    host.change("rm", f"{PLACE}/run", f"{PLACE}/var")
+    for name in ("first", "second"):
+        assert host.container(name, ALL) == (0, SEEN, "", False)
+    assert host.container("quiet") == QUIET
+    host.change("rm", "-r", f"{PLACE}/etc")
+    assert host.container("defaults") == QUIET
+    assert "etc/gpuhook/runtime.toml is not there: the defaults hold" in host.program("gpuhook", "doctor").out
+    assert host.tool("find", "/run", "/var", "-name", "*gpuhook*") == ""
+
+
+@pytest.mark.runc
+def test_it_never_runs_itself(shellless: Shellless) -> None:
+    """Called runc, the bundle's runtime is passed over, by sh and by Python; alone it is no runtime."""
+    host = shellless
+    host.tool("mkdir", "/var/bin")
+    host.tool("ln", "-s", f"{PLACE}/usr/bin/gpuhook-runtime", "/var/bin/runc")
+    for state in ("fresh", "compiled"):
+        assert host.container(state, ALL, path="/var/bin:/usr/sbin:/usr/bin") == (0, SEEN, "", False)
+        assert host.container(f"quiet-{state}", path="/var/bin:/usr/sbin:/usr/bin") == QUIET
+    host.tool("rm", "/usr/sbin/runc")
+    assert host.container("none", path="/var/bin:/usr/bin")[0] == 13
+    assert "[runtime-not-found]" in host.program("gpuhook-runtime", "list", path="/var/bin:/usr/bin").err
