@@ -244,7 +244,12 @@ def test_companions(host: Host) -> None:
         ("libnvidia-api.so.1", "libnvidia-api.so.1"),
         ("libnvidia-egl-wayland.so.1.1.11", "libnvidia-egl-wayland.so.1"),
         ("libnvidia-egl-gbm.so.1.1.0", "libnvidia-egl-gbm.so.1"),
-        ("libnvidia-egl-future.so.1.0", "libnvidia-egl-future.so.1"),
+        ("libnvidia-egl-future.so.1.0", "libnvidia-egl-future.so.1"),  # of years to come
+        ("libnvidia-egl-whole.so.1", "libnvidia-egl-whole.so.1"),
+        ("libnvidia-pkcs11-openssl4.so.1.2", "libnvidia-pkcs11-openssl4.so.1"),
+        ("libnvidia-container.so.1.17.4", "libnvidia-container.so.1"),  # no library of the driver
+        ("libnvidia-eglcore.so.470.82.01", "libnvidia-eglcore.so.470.82.01"),  # left by another driver
+        ("libnvidia-pkcs11-openssl3.so.470.82.01", "libnvidia-pkcs11-openssl3.so.470.82.01"),
     ):
         host.library(f"/usr/lib64/{name}", soname)
     host.link("/usr/lib64/libnvidia-egl-wayland.so.1", "libnvidia-egl-wayland.so.1.1.11")
@@ -254,6 +259,9 @@ def test_companions(host: Host) -> None:
         "libnvidia-api.so.1",
         "libnvidia-egl-wayland.so.1.1.11",
         "libnvidia-egl-gbm.so.1.1.0",
+        "libnvidia-egl-future.so.1.0",
+        "libnvidia-egl-whole.so.1",
+        "libnvidia-pkcs11-openssl4.so.1.2",
     }
     assert one(found, "libnvidia-egl-wayland.so.1.1.11").links == ("libnvidia-egl-wayland.so.1",)
 

@@ -27,17 +27,14 @@ _LIBRARIES = {
 }
 _BY_STEM = {stem: capability for capability, stems in _LIBRARIES.items() for stem in stems.split()}
 
-# Libraries that come with a driver and carry a version of their own, as patterns of the real file's name.
+# Libraries that come with a driver and carry a version of their own, as patterns of the real file's name. One digit
+# first: that of a driver has three, and then the file is another driver's. EGL's platforms are a family that each few
+# branches add to.
 COMPANIONS = (
-    "libnvidia-nvvm70.so.4",
-    "libnvidia-api.so.1",
-    "libnvidia-pkcs11.so.*",
-    "libnvidia-pkcs11-openssl3.so.*",
-    "libnvidia-egl-wayland.so.1.*",
-    "libnvidia-egl-wayland2.so.1.*",
-    "libnvidia-egl-gbm.so.1.*",
-    "libnvidia-egl-xcb.so.1.*",
-    "libnvidia-egl-xlib.so.1.*",
+    "libnvidia-nvvm70.so.[0-9]",
+    "libnvidia-api.so.[0-9]",
+    *("libnvidia-pkcs11*.so.[0-9]", "libnvidia-pkcs11*.so.[0-9].*"),
+    *("libnvidia-egl-*.so.[0-9]", "libnvidia-egl-*.so.[0-9].*"),
 )
 
 # Links that programs load by, made whether or not this host has them. The host's may lead elsewhere, as Mesa's
