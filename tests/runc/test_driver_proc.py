@@ -178,3 +178,25 @@ def test_what_the_user_mounts_there_stays(
     assert done.code == 0, done.err
     assert done.out.count("/proc/tty") == 1
     assert "left out /proc/driver/nvidia: the container mounts something of its own there" in world.log
+
+
+def test_r74_what_is_there_outlives_the_hosts(
+    shim_here: bundles.Runtime, world: World, new_bundle: NewBundle, new_driver: Callable[..., Path]
+) -> None:
+    """A driver is replaced between create and start: the container has its words still, since they are copies."""
+    driver = new_driver()
+    world.use_driver(driver)
+    looks = f"cd /proc/{STAND_IN} && cat params version registry >/seen 2>&1"
+    bundle = new_bundle(env=["NVIDIA_VISIBLE_DEVICES=all"], args=["sh", "-c", looks])
+    name = shim_here.new_id()
+    try:
+        assert shim_here.create(bundle, name).code == 0
+        shutil.rmtree(driver / "proc/driver/nvidia")
+        assert shim_here.call("start", name).code == 0
+        shim_here.wait_stopped(name)
+    finally:
+        shim_here.delete(name)
+    seen = (bundle.rootfs / "seen").read_text()
+    assert "Kernel Module  580.95.05" in seen
+    assert "ModifyDeviceFiles: 0" in seen
+    assert "No such file" not in seen

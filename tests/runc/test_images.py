@@ -237,7 +237,7 @@ def test_an_image_of_another_machine(shim: bundles.Runtime, new_bundle: NewBundl
 def test_an_image_committed_from_a_container_with_another_driver(
     world: World, shim: bundles.Runtime, new_bundle: NewBundle, new_driver: Callable[..., Path]
 ) -> None:
-    """R66 to R68: links, empty mount points, cache and configuration of an older driver are in the image; the host's
+    """R66, R67, R68: links, empty mount points, cache and configuration of an older driver are in the image; the host's
     driver is found, now and after ldconfig ran in there."""
     world.use_driver(new_driver(driver="470.57.02", cuda="11.4"))
     bundle = new_bundle(env=[ALL], args=["opendev", LIBCUDA])
