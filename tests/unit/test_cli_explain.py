@@ -298,6 +298,37 @@ def test_a_bundle_whose_root_is_away_says_that_no_image_was_looked_at(folder: Pa
     assert f"'{folder}/rootfs' is not there: a runtime refuses this container" in found["warnings"]
 
 
+@pytest.mark.parametrize(
+    ("words", "mounted", "devices", "policy"),
+    [
+        ([], True, "0  (a mount below /var/run/nvidia-container-devices)", ""),
+        ([*env(ALL), "--privileged"], False, f"all  ({ALL})", ", and this one is"),
+    ],
+    ids=["by a mount", "privileged"],
+)
+def test_the_policy_that_is_shown_is_of_this_container(
+    words: list[str],
+    mounted: bool,
+    devices: str,
+    policy: str,
+    folder: Path,
+    sim_driver: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It called a container privileged that had asked by a mount."""
+    more = "[request]\naccept-env-when-unprivileged = false\naccept-devices-as-volume-mounts = true\n"
+    configure(folder / "installed", sim_driver, more)
+    spec = bundles.config()
+    if mounted:
+        target = "/var/run/nvidia-container-devices/0"
+        spec["mounts"].append({"destination": target, "source": "/dev/null", "type": "bind", "options": ["bind"]})
+    (folder / "config.json").write_text(json.dumps(spec))
+    assert main(["gpuhook", "explain", str(folder), *words], str(folder / "installed")) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert f"  devices       {devices}" in lines
+    assert f"  policy        only privileged containers may ask by their environment{policy}" in lines
+
+
 def test_the_hook_on_a_terminal_is_narrow_and_whole(
     folder: Path, prefix: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

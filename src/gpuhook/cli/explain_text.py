@@ -135,8 +135,9 @@ def _request(document: dict[str, Any]) -> list[str]:
         words = "all that this host allows, as for every legacy CUDA image"
     else:
         words = "the default"
+    value = f"={_cut(asked['value'])}" if asked["value"] else ""  # a mount has none
     rows = [
-        f"devices       {_cut(devices)}  ({asked['by']}={_cut(asked['value'])})",
+        f"devices       {_cut(devices)}  ({asked['by']}{value})",
         f"capabilities  {', '.join(asked['capabilities']) or 'none'}  ({words})",
     ]
     if asked["switches"]:
@@ -146,7 +147,8 @@ def _request(document: dict[str, Any]) -> list[str]:
     rows += [f"requirement   {_cut(item['text'])}  ({_cut(item['origin'])})" for item in asked["requirements"]]
     policy = asked["policy"]
     if not policy["request.accept-env-when-unprivileged"]:
-        rows.append("policy        only privileged containers may ask by their environment, and this one is")
+        this = ", and this one is" if document["container"]["privileged"] else ""
+        rows.append(f"policy        only privileged containers may ask by their environment{this}")
     return _part("asked for", rows)
 
 
