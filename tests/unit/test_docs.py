@@ -75,3 +75,33 @@ def test_configuration_keys_that_the_pages_name_exist(page: str) -> None:
 def test_exit_statuses_and_references_in_other_pages_exist(page: str) -> None:
     text = (ROOT / page).read_text()
     assert sorted(set(re.findall(r"\S \[([a-z]+(?:-[a-z]+)+)\]$", text, re.MULTILINE)) - set(EXIT_CODES)) == []
+
+
+def test_the_screen_of_the_readme_is_what_the_engines_show() -> None:
+    """Lines of docs/install.md, which tests/engines compares with real engines."""
+    text = (ROOT / "README.md").read_text()
+    (screen,) = re.findall(r"^```console\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    configured = screen[screen.index("$ gpuhook configure docker\n") :].splitlines()
+    shown = [line for line in configured if line != "[...]" and not line.startswith("$ ")]
+    assert len(shown) == 5
+    assert sorted(set(shown) - set((ROOT / "docs/install.md").read_text().splitlines())) == []
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link can name behind #: the headings, as GitHub writes them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    }
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_to_parts_of_pages_lead_somewhere(page: str) -> None:
+    links = re.findall(r"\]\(([^):#]*)#([^)]*)\)", (ROOT / page).read_text())
+    broken = [
+        f"{name}#{part}"
+        for name, part in links
+        if part not in anchors((ROOT / page).parent / name if name else ROOT / page)
+    ]
+    assert broken == []
