@@ -25,8 +25,10 @@ PROGRAM = b"/usr/bin/gpuhook-runtime"
 BUNDLED = "bin"
 BUNDLED_PLACE = b"/usr/lib/gpuhook/" + PLACEHOLDER + b"/" + BUNDLED.encode() + b"/"
 BUNDLED_HOME = b"$gpuhook_prefix/usr/lib/gpuhook/python/bin/"
-PYTHON_CHANGES = ((SHEBANG, b""), (b"/usr/bin/", BUNDLED_PLACE))
+AGAIN = (b"install it again (apt reinstall gpuhook)", b"unpack the bundle again")
+PYTHON_CHANGES = ((SHEBANG, b""), (b"/usr/bin/", BUNDLED_PLACE), AGAIN)
 SH_CHANGES = (
+    AGAIN,
     (PROGRAM, BUNDLED_PLACE + b"gpuhook-runtime"),
     (b"/usr/bin/*}", BUNDLED_PLACE + b"*}"),
     (b"\ngpuhook_find_prefix\n", b"\ngpuhook_find_prefix\ngpuhook_self=$gpuhook_prefix" + PROGRAM + b"\n"),

@@ -16,13 +16,13 @@
 #define LIBRARY "/usr/lib/gpuhook/" VERSION
 #define PYTHON "/usr/lib/gpuhook/python"
 #define RUNTIME "/usr/bin/gpuhook-runtime"
-#define STATUS 14 /* python-missing, in docs/errors.md: the bundle is not whole */
+#define STATUS 15 /* in docs/errors.md */
 
 static const char *const names[] = {"/usr/bin/gpuhook", "/usr/bin/gpuhook-hook", RUNTIME, PYTHON "/bin/python3"};
 static char self[PATH_MAX], prefix[PATH_MAX];
 
 static int fail(const char *path, int error) {
-  dprintf(2, "gpuhook: %s can't be run: %s; unpack the bundle again [python-missing]\n", path, strerror(error));
+  dprintf(2, "gpuhook: %s can't be run: %s; unpack the bundle again [installation-damaged]\n", path, strerror(error));
   return STATUS;
 }
 

@@ -242,7 +242,7 @@ class Shellless(Machine):
         self.check("ln", "-s", "/run", "/var", PLACE)
         text = "[driver]\n" + "".join(f'{key} = "{driver}"\n' for key in ROOTS)
         self.write(f"{PLACE}/etc/gpuhook/runtime.toml", text)
-        self.check("mount", "-t", "tmpfs", "tmpfs", "/var")
+        self.check("mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", "/var")
         self.check("mount", "--bind", "/usr/local", "/usr/local")
         self.check("mount", "-o", "remount,ro,bind", "/usr/local")
         self.tool("rm", "-rf", "/bin", "/sbin", "/usr/bin")
@@ -305,8 +305,8 @@ def test_how_a_program_finds_itself(unpacked: Path, folder: Path) -> None:
 
     copy = shutil.copy(program, folder / "gpuhook")
     done = subprocess.run([copy], capture_output=True, text=True, check=False)
-    error = f"gpuhook: {copy} can't be run: Invalid argument; unpack the bundle again [python-missing]\n"
-    assert (done.returncode, done.stdout, done.stderr) == (14, "", error)
+    error = f"gpuhook: {copy} can't be run: Invalid argument; unpack the bundle again [installation-damaged]\n"
+    assert (done.returncode, done.stdout, done.stderr) == (15, "", error)
 
 
 @pytest.mark.runc
@@ -329,6 +329,12 @@ def test_a_host_without_a_shell(shellless: Shellless) -> None:
     assert " info second granted GPU 0 " in host.tool("cat", "/var/log/gpuhook/gpuhook.log")
     assert "[state-invalid]" in host.run(f"{PLACE}/usr/bin/gpuhook-hook", "prestart", text="{}").err
 
+    host.change("mv", f"{PLACE}/etc/gpuhook", "/var/gpuhook")  # where machine configuration can write it
+    host.change("ln", "-s", "/var/gpuhook", f"{PLACE}/etc/gpuhook")
+    assert host.container("third", ALL) == (0, SEEN, "", False)
+    host.tool("chmod", "666", "/var/gpuhook/runtime.toml")
+    assert "[config-untrusted]" in host.container("fourth", ALL)[2]
+
 
 @pytest.mark.runc
 def test_no_python_for_what_asks_for_nothing(shellless: Shellless) -> None:
@@ -341,15 +347,28 @@ def test_no_python_for_what_asks_for_nothing(shellless: Shellless) -> None:
     host.change("rm", f"{python}/{interpreter}")
     assert host.container("quiet") == QUIET
     missing = f"gpuhook: {python}/{interpreter} can't be run: No such file or directory; "
-    missing += "unpack the bundle again [python-missing]\n"
-    assert host.container("none", ALL) == (14, "", missing, True)
+    missing += "unpack the bundle again [installation-damaged]\n"
+    assert host.container("none", ALL) == (15, "", missing, True)
     for name in ("gpuhook", "gpuhook-hook", f"../../{PYTHON}/bin/python3"):
-        assert host.program(name, "--version") == Result(14, "", missing)
+        assert host.program(name, "--version") == Result(15, "", missing)
     assert "runc version" in host.program("gpuhook-runtime", "--version").out
 
     host.change("rm", f"{python}/busybox")
     done = host.program("gpuhook-runtime", "--version")
-    assert done == Result(14, "", missing.replace(interpreter, "busybox"))
+    assert done == Result(15, "", missing.replace(interpreter, "busybox"))
+
+
+@pytest.mark.runc
+def test_a_library_that_is_not_whole(shellless: Shellless) -> None:
+    """Each program says so, and what to do with a bundle."""
+    host = shellless
+    whole = f"{PLACE}/usr/lib/gpuhook/{__version__}/whole"
+    host.change("rm", whole)
+    said = f"gpuhook: {whole} is not there, so gpuhook is not whole"
+    assert host.container("none", ALL) == (15, "", f"{said}; unpack the bundle again [installation-damaged]\n", True)
+    assert host.container("quiet") == QUIET
+    for name in ("gpuhook", "gpuhook-hook"):
+        assert host.program(name) == Result(15, "", f"{said} [installation-damaged]\n  fix: unpack the bundle again\n")
 
 
 @pytest.mark.runc
