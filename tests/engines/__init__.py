@@ -16,8 +16,9 @@ system)` starts one when it is first asked for and keeps it; a fixture of the te
 before each test and removes the containers after it (see test_docker.py). `configure.configure(daemon, *options)` and
 `unconfigure(daemon)` are gpuhook's commands in the engine's machine; the engine is restarted by the test.
 
-`archive` has the images: PLAIN asks for nothing, GPU says `all`, NEWER demands a newer CUDA than the driver's, PAUSE is
-a pod's sandbox. Their tree has `opendev`, as in tests/images.py.
+`cases` has what the tests of several engines do alike. `archive` has the images: PLAIN asks for nothing, GPU says
+`all`, NEWER demands a newer CUDA than the driver's, PAUSE is a pod's sandbox. Their tree has `opendev`, as in
+tests/images.py.
 
 `results.works(engine, "exec")` and `results.fails(engine, "exec", "why")` write down what docs/engines.md is made of;
 call them after the assertions that prove it. What is known to fail is asserted with its exact text, then written down.

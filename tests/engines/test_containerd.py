@@ -4,7 +4,6 @@ containerd`; real containers with the simulated driver.
 tests/long/engines.py runs these tests with newer systems, by a fixture `system` of its own.
 """
 
-import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,25 +11,21 @@ from typing import Any
 
 import pytest
 
-from tests import bundles
 from tests.conftest import World
-from tests.engines.archive import ALL, GPU, NEWER, PLAIN
+from tests.engines import cases
+from tests.engines.archive import GPU, NEWER, PLAIN
+from tests.engines.cases import FOUND, LIBCUDA, SEEN, SEES
 from tests.engines.configure import configure, unconfigure
 from tests.engines.containerd import SPIED, Containerd
 from tests.engines.cri import Container, CriError
 from tests.engines.machine import Machine
 from tests.engines.results import Results
-from tests.images import CHECKOUT
 
 pytestmark = pytest.mark.runc
 
 KINDS = (("runc", "v1"), ("runc", "v2"), ("crun", "v1"))
 HYBRID = ("runc", "host")
 FIRST = (("runc", "v1"),)
-LIBCUDA = "dlopen:libcuda.so.1"
-FOUND = "dlopen:libcuda.so.1: ok libcuda.so 580.95.05\n"
-SEES = ("opendev", LIBCUDA, "/dev/nvidia0", "/dev/nvidia1")
-SEEN = f"{FOUND}/dev/nvidia0: ok\n/dev/nvidia1: ok\n"
 
 
 @pytest.fixture
@@ -54,19 +49,13 @@ def each(kinds: tuple[tuple[str, str], ...]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("containerd", kinds, ids=" ".join, indirect=True)
 
 
-def forge(node: Path) -> str:
-    """Shell that makes a node of a device's number and opens it."""
-    device = node.stat().st_rdev
-    return f"mknod /dev/forged c {os.major(device)} {os.minor(device)} && opendev /dev/forged"
-
-
 @each((*KINDS, HYBRID))
 def test_a_gpu_by_ctr(containerd: Containerd, results: Results, sim_driver: Path) -> None:
     """The image says `all`: both GPUs. The command line says `1`: that one's node, and no way to the other's."""
     every = containerd.run(GPU, *SEES)
     assert (every.code, every.out) == (0, SEEN), every
 
-    script = f"opendev {LIBCUDA} /dev/nvidia1; ls -d /dev/nvidia0; {forge(sim_driver / 'dev/nvidia0')}"
+    script = f"opendev {LIBCUDA} /dev/nvidia1; ls -d /dev/nvidia0; {cases.forge(sim_driver / 'dev/nvidia0')}"
     one = containerd.run(GPU, "sh", "-c", script, options=["--env=NVIDIA_VISIBLE_DEVICES=1"])
     assert one.out == f"{FOUND}/dev/nvidia1: ok\n/dev/forged: Operation not permitted\n", one
     assert "/dev/nvidia0: No such file" in one.err
@@ -78,7 +67,7 @@ def test_a_gpu_by_ctr(containerd: Containerd, results: Results, sim_driver: Path
 def test_a_gpu_by_the_cri(containerd: Containerd, results: Results, sim_driver: Path) -> None:
     """A pod with the runtime handler that `configure` made; two containers in it, one of them asks for one GPU."""
     containerd.need_pods(results)
-    script = f"exec 2>&1; opendev {LIBCUDA} /dev/nvidia1; ls -d /dev/nvidia0; {forge(sim_driver / 'dev/nvidia0')}"
+    script = f"exec 2>&1; opendev {LIBCUDA} /dev/nvidia1; ls -d /dev/nvidia0; {cases.forge(sim_driver / 'dev/nvidia0')}"
     with containerd.cri.pod("gpuhook") as pod:
         assert pod.run(Container(GPU, SEES)) == (0, SEEN.rstrip())
         _, one = pod.run(Container(GPU, ("sh", "-c", script), {"NVIDIA_VISIBLE_DEVICES": "1"}))
@@ -116,18 +105,17 @@ def test_a_life_by_ctr(containerd: Containerd, results: Results) -> None:
     """The GPUs are there for exec, after a pause, and when the container has a new task."""
     containerd.detach("life", GPU, "sleep", "600")
 
-    def sees(what: str) -> None:
+    steps: dict[str, list[tuple[str, ...]]] = {
+        "exec": [],
+        "pause": [("pause",), ("resume",)],
+        "restart": [("delete", "--force"), ("start", "--detach")],
+    }
+    for what, commands in steps.items():
+        for command in commands:
+            containerd.check("tasks", *command, "life")
         done = containerd("tasks", "exec", "--exec-id=x", "life", *SEES)
         assert (done.code, done.out) == (0, SEEN), f"after {what}: {done}"
         results.works(containerd, f"{what} by ctr")
-
-    sees("exec")
-    containerd.check("tasks", "pause", "life")
-    containerd.check("tasks", "resume", "life")
-    sees("pause")
-    containerd.check("tasks", "delete", "--force", "life")
-    containerd.check("tasks", "start", "--detach", "life")
-    sees("restart")
 
 
 @each(KINDS)
@@ -172,17 +160,9 @@ def test_the_daemon_starts_again(containerd: Containerd, results: Results) -> No
 @each(KINDS)
 def test_two_at_once(containerd: Containerd, results: Results) -> None:
     """With nothing compiled or recorded before, so that both come upon it."""
-    for file in containerd.world.state.glob("*.json"):
-        file.unlink()
-    asked = [
-        containerd.begin_run(GPU, *SEES[:2], node, options=[f"--env=NVIDIA_VISIBLE_DEVICES={number}"])
-        for number, node in ((0, SEES[2]), (1, SEES[3]))
-    ]
+    done = cases.two_at_once(containerd.world.state, lambda env, argv: containerd.begin_run(GPU, *argv, options=[env]))
 
-    for one, node in zip(asked, SEES[2:], strict=True):
-        with one:
-            done = one.result()
-        assert (done.code, done.out) == (0, f"{FOUND}{node}: ok\n"), done
+    assert [(one.code, one.out) for one in done] == cases.ONE_EACH, done
     results.works(containerd, "two at once")
 
 
@@ -192,8 +172,8 @@ def test_asking_for_nothing(containerd: Containerd, results: Results) -> None:
     container and its sandbox, whose image says `all`; nothing of a driver is needed for that."""
     containerd.need_pods(results)
     low_level = containerd.world.low_level
-    before = _spy(containerd, SPIED, containerd.world.runtime)
-    after = _spy(containerd, "after", low_level)
+    before = cases.spy(containerd.folder / SPIED, containerd.world.runtime)
+    after = cases.spy(containerd.folder / "after", low_level)
     containerd.world.low_level = str(containerd.folder / "after")
     containerd.world.use_driver(Path("/nowhere"))
 
@@ -207,16 +187,6 @@ def test_asking_for_nothing(containerd: Containerd, results: Results) -> None:
     assert before.read_text().count("config.json") == 2
     assert before.read_text() == after.read_text()
     results.works(containerd, "untouched without a request")
-
-
-def _spy(containerd: Containerd, name: str, following: str | Path) -> Path:
-    """Make FOLDER/NAME a runtime that becomes `following`; the file into which it writes what it saw."""
-    notes = containerd.folder / f"{name}.notes"
-    notes.unlink(missing_ok=True)
-    script = containerd.folder / name
-    script.write_text(f'#!/bin/sh\nexec {CHECKOUT}/tests/engines/spy.sh {notes} {following} "$@"\n')
-    script.chmod(0o755)
-    return notes
 
 
 @each(FIRST)
@@ -272,29 +242,14 @@ def test_a_container_in_a_container(
     containerd: Containerd, results: Results, new_world: Callable[[str], World], folder: Path, sim_driver: Path
 ) -> None:
     """The inner gpuhook's driver is what the outer container was given; Python and runc are the machine's."""
-    world = new_world("inner")
-    # as a file of a folder: runc 1.3 starts itself through an overlay of its folder, which has no mounted files
-    containerd.machine.check("sh", "-c", 'cp "$(command -v runc)" "$1"', "sh", folder / "runc")
-    world.configure(
-        f'[runtime]\nlow-level = ["{folder}/runc"]\n[driver]\nproc-root = "{sim_driver}"\nsys-root = "{sim_driver}"\n'
-    )
-    inner = bundles.make(folder / "bundle", env=[ALL], args=list(SEES))
-    shared = [folder.parent, Path("/sys/fs/cgroup"), *_tools(containerd)]
+    inside = cases.inner(containerd.machine, new_world("inner"), folder, sim_driver)
+    shared = [folder.parent, "/sys/fs/cgroup", *cases.tools(containerd.machine)]
     mounts = [f"--mount=type=bind,src={path},dst={path},options=rbind:rw" for path in shared]
-    inside = (world.runtime, "--root", folder / "state", "run", "--bundle", inner.path, "inner")
 
     done = containerd.run(GPU, *inside, options=["--privileged", *mounts])
 
     assert (done.code, done.out) == (0, SEEN), done
     results.works(containerd, "GPU container in a GPU container")
-
-
-def _tools(containerd: Containerd) -> list[Path]:
-    """Python of the machine and the libraries of both, each file at its own place."""
-    find = "import _ctypes, os, shutil; print(shutil.which('runc'), _ctypes.__file__, os.path.dirname(os.__file__))"
-    runc, ctypes, modules = containerd.machine.check("python3", "-c", find).split()
-    linked = containerd.machine.check("ldd", "/usr/bin/python3", runc, ctypes)
-    return sorted(map(Path, {"/usr/bin/python3", modules, *re.findall(r"(/\S+) \(0x", linked)}))
 
 
 @each(FIRST)

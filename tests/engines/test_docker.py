@@ -11,23 +11,19 @@ from typing import Any
 
 import pytest
 
-from tests import bundles
 from tests.conftest import World
-from tests.engines.archive import ALL, GPU, NEWER, PLAIN
+from tests.engines import cases
+from tests.engines.archive import GPU, NEWER, PLAIN
+from tests.engines.cases import FOUND, LIBCUDA, SEEN, SEES
 from tests.engines.configure import configure, unconfigure
 from tests.engines.docker import Docker
-from tests.engines.machine import Machine, Result
+from tests.engines.machine import Machine
 from tests.engines.results import Results
-from tests.images import CHECKOUT
 
 pytestmark = pytest.mark.runc
 
 KINDS = (("runc", "v1"), ("runc", "v2"), ("runc", "host"), ("crun", "v1"))
 FIRST = (("runc", "v1"),)
-LIBCUDA = "dlopen:libcuda.so.1"
-FOUND = "dlopen:libcuda.so.1: ok libcuda.so 580.95.05\n"
-SEES = ("opendev", LIBCUDA, "/dev/nvidia0", "/dev/nvidia1")
-SEEN = f"{FOUND}/dev/nvidia0: ok\n/dev/nvidia1: ok\n"
 LASTING = ("--detach", "--runtime=gpuhook", "--stop-signal=KILL")
 # what an administrator had in daemon.json before
 BEFORE = {
@@ -46,25 +42,13 @@ def docker(
     new.world.low_level = low_level
     new.world.use_driver(sim_driver)
     if "gpuhook" not in json.loads(new.config.read_text()).get("runtimes", {}):
-        new.config.write_text(json.dumps(BEFORE).replace("PATH", str(_spy(new, "before", new.world.runtime))))
+        spied = new.folder / "spy-before"
+        cases.spy(spied, new.world.runtime)
+        new.config.write_text(json.dumps(BEFORE).replace("PATH", str(spied)))
         configure(new)
         new.reload()
     yield new
     new.remove_all()
-
-
-def _said(done: Result) -> str:
-    """What the client shows of the daemon's answer; a line of its own log comes and goes."""
-    return re.sub(r"^time=.*\n", "", done.err, flags=re.MULTILINE)
-
-
-def _spy(docker: Docker, notes: str, following: str | Path) -> Path:
-    """A runtime that writes into FOLDER/NOTES and becomes `following`."""
-    script = docker.folder / f"spy-{notes}"
-    spy = CHECKOUT / "tests/engines/spy.sh"
-    script.write_text(f'#!/bin/sh\nexec {spy} {docker.folder}/{notes} {following} "$@"\n')
-    script.chmod(0o755)
-    return script
 
 
 def each(kinds: tuple[tuple[str, str], ...]) -> pytest.MarkDecorator:
@@ -78,11 +62,9 @@ def test_a_gpu(docker: Docker, results: Results, sim_driver: Path) -> None:
     every = docker("run", "--rm", "--runtime=gpuhook", GPU, *SEES)
     assert (every.code, every.out) == (0, SEEN), every
 
-    forge = "mknod /dev/forged c $(printf '%d %d' $NUMBER) && opendev /dev/forged"
-    device = (sim_driver / "dev/nvidia0").stat().st_rdev
+    forge = cases.forge(sim_driver / "dev/nvidia0")
     one = docker(
         *("run", "--rm", "--runtime=gpuhook", "--env=NVIDIA_VISIBLE_DEVICES=1"),
-        f"--env=NUMBER={device >> 8} {device & 0xFF}",
         *(GPU, "sh", "-c", f"opendev {LIBCUDA} /dev/nvidia1; ls -d /dev/nvidia0; {forge}"),
     )
     assert one.out == f"{FOUND}/dev/nvidia1: ok\n/dev/forged: Operation not permitted\n", one
@@ -96,7 +78,7 @@ def test_refused(docker: Docker, results: Results, golden: Callable[[str, str, M
     """A requirement that is not met, as docker shows it and keeps it."""
     done = docker("run", "--name=refused", "--runtime=gpuhook", NEWER, "true")
 
-    said = _said(done)
+    said = cases.said(done)
     kept = docker.inspect("refused")["State"]
     assert (done.code, kept["Status"]) == (125, "created")
     assert kept["Error"].split("\n")[0] in done.err
@@ -109,20 +91,16 @@ def test_a_life(docker: Docker, results: Results) -> None:
     """The GPUs are still there for exec, and after update, pause and restart."""
     docker.check("run", *LASTING, "--name=life", GPU, "sleep", "600")
 
-    def sees(what: str) -> None:
+    steps: dict[str, list[tuple[str, ...]]] = {"exec": []}
+    if docker.machine.layout != "v2":
+        steps["update"] = [("update", "--cpu-shares=200", "--memory=100m", "--memory-swap=200m")]
+    steps |= {"pause": [("pause",), ("unpause",)], "restart": [("restart",)]}
+    for what, commands in steps.items():
+        for command in commands:
+            docker.check(*command, "life")
         done = docker("exec", "life", *SEES)
         assert (done.code, done.out) == (0, SEEN), f"after {what}: {done}"
         results.works(docker, what)
-
-    sees("exec")
-    if docker.machine.layout != "v2":
-        docker.check("update", "--cpu-shares=200", "--memory=100m", "--memory-swap=200m", "life")
-        sees("update")
-    docker.check("pause", "life")
-    docker.check("unpause", "life")
-    sees("pause")
-    docker.check("restart", "life")
-    sees("restart")
 
 
 @each(FIRST)
@@ -140,17 +118,11 @@ def test_the_daemon_starts_again(docker: Docker, results: Results) -> None:
 @each(KINDS)
 def test_two_at_once(docker: Docker, results: Results) -> None:
     """With nothing compiled or recorded before, so that both come upon it."""
-    for file in docker.world.state.glob("*.json"):
-        file.unlink()
-    asked = [
-        docker.begin("run", "--rm", "--runtime=gpuhook", f"--env=NVIDIA_VISIBLE_DEVICES={number}", GPU, *SEES[:2], node)
-        for number, node in ((0, SEES[2]), (1, SEES[3]))
-    ]
+    done = cases.two_at_once(
+        docker.world.state, lambda env, argv: docker.begin("run", "--rm", "--runtime=gpuhook", env, GPU, *argv)
+    )
 
-    for one, node in zip(asked, SEES[2:], strict=True):
-        with one:
-            done = one.result()
-        assert (done.code, done.out) == (0, f"{FOUND}{node}: ok\n"), done
+    assert [(one.code, one.out) for one in done] == cases.ONE_EACH, done
     results.works(docker, "two at once")
 
 
@@ -158,19 +130,17 @@ def test_two_at_once(docker: Docker, results: Results) -> None:
 def test_asking_for_nothing(docker: Docker, results: Results) -> None:
     """The low-level runtime gets the very file that docker wrote: bytes, inode, time of change."""
     low_level = docker.world.low_level
-    docker.world.low_level = str(_spy(docker, "after", low_level))
+    before = cases.spy(docker.folder / "spy-before", docker.world.runtime)
+    after = cases.spy(docker.folder / "spy-after", low_level)
+    docker.world.low_level = str(docker.folder / "spy-after")
     docker.world.use_driver(Path("/nowhere"))
-    notes = [docker.folder / "before", docker.folder / "after"]
-    for file in notes:
-        file.unlink(missing_ok=True)
 
     done = docker("run", "--rm", "--runtime=spied", PLAIN, "sh", "-c", "echo started; ls -d /dev/nv*")
 
     docker.world.low_level = low_level
     assert done.out == "started\n", done
-    before, after = (file.read_text() for file in notes)
-    assert before.count("config.json") == 1
-    assert before == after
+    assert before.read_text().count("config.json") == 1
+    assert before.read_text() == after.read_text()
     results.works(docker, "untouched without a request")
 
 
@@ -217,34 +187,22 @@ def test_a_container_in_a_container(
 ) -> None:
     """The inner gpuhook's driver is what the outer container was given. All rights but CAP_SYS_RESOURCE, which a test
     machine may lack, so not --privileged; Python and runc are the machine's."""
-    world = new_world("inner")
-    # as a file of a folder: runc 1.3 starts itself through an overlay of its folder, which has no mounted files
-    docker.machine.check("sh", "-c", 'cp "$(command -v runc)" "$1"', "sh", folder / "runc")
-    world.configure(
-        f'[runtime]\nlow-level = ["{folder}/runc"]\n[driver]\nproc-root = "{sim_driver}"\nsys-root = "{sim_driver}"\n'
-    )
-    inner = bundles.make(folder / "bundle", env=[ALL], args=list(SEES))
+    inner = cases.inner(docker.machine, new_world("inner"), folder, sim_driver)
     done = docker(
         *("run", "--rm", "--runtime=gpuhook", "--cap-add=SYS_ADMIN", "--cap-add=SYS_PTRACE", "--cap-add=NET_ADMIN"),
         *("--cap-add=DAC_READ_SEARCH", "--security-opt=seccomp=unconfined", "--security-opt=apparmor=unconfined"),
-        *("--security-opt=systempaths=unconfined", "--device-cgroup-rule=a *:* rwm", *_volumes(docker)),
+        *(
+            "--security-opt=systempaths=unconfined",
+            "--device-cgroup-rule=a *:* rwm",
+            *(f"--volume={file}:{file}:ro" for file in cases.tools(docker.machine)),
+        ),
         *(f"--volume={folder}:{folder}", f"--volume={docker.folder.parent}:{docker.folder.parent}"),
         *("--volume=/sys/fs/cgroup:/sys/fs/cgroup", "--cgroupns=host", GPU),
-        *(world.runtime, "--root", folder / "state", "run", "--bundle", inner.path, "inner"),
+        *inner,
     )
 
     assert (done.code, done.out) == (0, SEEN), done
     results.works(docker, "GPU container in a GPU container")
-
-
-def _volumes(docker: Docker) -> list[str]:
-    """Python of the machine and the libraries of both, each file at its own place."""
-    machine = docker.machine
-    find = "import _ctypes, os, shutil; print(shutil.which('runc'), _ctypes.__file__, os.path.dirname(os.__file__))"
-    runc, ctypes, modules = machine.check("python3", "-c", find).split()
-    linked = machine.check("ldd", "/usr/bin/python3", runc, ctypes)
-    files = {"/usr/bin/python3", modules, *re.findall(r"(/\S+) \(0x", linked)}
-    return [f"--volume={file}:{file}:ro" for file in sorted(files)]
 
 
 # What crun can't do on a machine without CAP_SYS_RESOURCE, with all controllers in cgroup version 1.
@@ -278,8 +236,8 @@ def test_what_crun_refuses(docker: Docker, results: Results) -> None:
     done, plain = (docker("run", "--rm", f"--runtime={name}", PLAIN, "true") for name in ("gpuhook", "plain-crun"))
 
     assert (done.code, plain.code) == (125, 125), f"{done}\n{plain}"
-    assert words in _said(done)
-    assert _same(_said(done)) == _same(_said(plain))
+    assert words in cases.said(done)
+    assert _same(cases.said(done)) == _same(cases.said(plain))
     results.fails(docker, "GPU container", why)
 
 

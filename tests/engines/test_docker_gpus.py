@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.engines.archive import GPU, NEWER, PLAIN
+from tests.engines.cases import FOUND, LIBCUDA, forge
 from tests.engines.configure import configure, unconfigure
 from tests.engines.docker import Docker
 from tests.engines.results import Results
@@ -20,8 +21,6 @@ from tests.engines.results import Results
 pytestmark = pytest.mark.runc
 
 HOOK = "/usr/bin/nvidia-container-runtime-hook"
-LIBCUDA = "dlopen:libcuda.so.1"
-FOUND = "dlopen:libcuda.so.1: ok libcuda.so 580.95.05\n"
 # the driver's library if it is there, then each node that can be opened
 LOOK = ("sh", "-c", f"opendev {LIBCUDA} /dev/nvidia0 /dev/nvidia1; ls -d /dev/nvidia[0-9]")
 
@@ -70,9 +69,7 @@ def test_docker_run_gpus(served: Docker, results: Results, gpus: str, image: str
 
 def test_nothing_else_can_be_opened(served: Docker, sim_driver: Path) -> None:
     """A node that the container makes itself of the GPU that it was not given."""
-    device = (sim_driver / "dev/nvidia0").stat().st_rdev
-    forge = f"mknod /dev/forged c {device >> 8} {device & 0xFF} && opendev /dev/forged"
-    done = served("run", "--rm", "--gpus=device=1", PLAIN, "sh", "-c", forge)
+    done = served("run", "--rm", "--gpus=device=1", PLAIN, "sh", "-c", forge(sim_driver / "dev/nvidia0"))
     assert done.out == "/dev/forged: Operation not permitted\n", done
 
 

@@ -50,6 +50,9 @@ ALL = "NVIDIA_VISIBLE_DEVICES=all"
 NEEDS = "NVIDIA_REQUIRE_CUDA=cuda>="
 
 
+Replay = Callable[[str, Callable[[str], str]], tuple[str, str]]
+
+
 @dataclass(frozen=True)
 class Named(Image):
     """An image under the name that it has on the page."""
@@ -118,16 +121,16 @@ def end(running: Running) -> None:
 
 
 @pytest.fixture
-def compare(request: pytest.FixtureRequest) -> Callable[[str, Callable[[str], str]], None]:
-    """Runs the blocks of one machine, and compares the page or writes it anew."""
+def replayed(request: pytest.FixtureRequest) -> Replay:
+    """Runs the blocks of one machine: the page as it comes out, and as it is, or was written anew."""
 
-    def call(name: str, say: Callable[[str], str]) -> None:
+    def call(name: str, say: Callable[[str], str]) -> tuple[str, str]:
         text = PAGE.read_text()
         found = page.replay(text, name, say)
         if request.config.getoption("--update-golden"):
             PAGE.write_text(found)
-        else:
-            assert page.steady(found) == page.steady(text)
+            text = found
+        return page.steady(found), page.steady(text)
 
     return call
 
@@ -144,14 +147,15 @@ def page_images(place: Path) -> Path:
     return archive.write(place / "page-images.tar", IMAGES)
 
 
-def test_the_simulated_driver(host: Host, compare: Callable[..., None]) -> None:
+def test_the_simulated_driver(host: Host, replayed: Replay) -> None:
     """What the other machines of the page have been given, too."""
     host.machine.check("rm", "-r", "/srv/driver", "/etc/gpuhook/runtime.toml")
-    compare("sim", host.say)
+    found, text = replayed("sim", host.say)
+    assert found == text
 
 
 @pytest.mark.parametrize("name", ["docker", "moving"])
-def test_docker(name: str, host: Host, page_images: Path, compare: Callable[..., None]) -> None:
+def test_docker(name: str, host: Host, page_images: Path, replayed: Replay) -> None:
     host.machine.check("ln", "-s", "gpuhook-hook", "/usr/bin/nvidia-container-runtime-hook")  # gpuhook-docker-gpus
     others = IMAGES[1:] if name == "docker" else IMAGES[:1]
     if name == "moving":
@@ -174,7 +178,8 @@ def test_docker(name: str, host: Host, page_images: Path, compare: Callable[...,
             wait(lambda: log.read_text().count("Reloaded configuration") > before, "dockerd to read", 10, log)
         return said
 
-    compare(name, say)
+    found, text = replayed(name, say)
+    assert found == text
 
 
 _SYSTEMCTL = """\
@@ -185,7 +190,7 @@ case $* in
 esac"""
 
 
-def test_containerd(host: Host, page_images: Path, compare: Callable[..., None]) -> None:
+def test_containerd(host: Host, page_images: Path, replayed: Replay) -> None:
     host.keep("/var/lib/containerd")
     host.machine.write("/etc/containerd/config.toml", "version = 2\n")
     cgroup = f"--cgroup=/{host.machine.cgroup}/c --cpu-shares=0"
@@ -200,10 +205,11 @@ def test_containerd(host: Host, page_images: Path, compare: Callable[..., None])
             return ""
         return host.say(command)
 
-    compare("containerd", say)
+    found, text = replayed("containerd", say)
+    assert found == text
 
 
-def test_podman(host: Host, page_images: Path, compare: Callable[..., None]) -> None:
+def test_podman(host: Host, page_images: Path, replayed: Replay) -> None:
     """podman attaches to a container that has begun, and may miss what a short one says: then it is asked again."""
     podman = Podman(host.machine, World(host.machine.folder / "world"))
     podman.start()
@@ -220,7 +226,8 @@ def test_podman(host: Host, page_images: Path, compare: Callable[..., None]) -> 
             said = said or host.say(command)
         return said
 
-    compare("podman", say)
+    found, text = replayed("podman", say)
+    assert found == text
 
 
 def test_each_screen_is_from_one_of_these_machines() -> None:

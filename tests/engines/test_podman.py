@@ -4,21 +4,19 @@ Containers get GPUs by gpuhook's runtime, or by its hook in hooks.d, with any ru
 tests/long/engines.py runs these tests with newer systems, by a fixture `system` of its own.
 """
 
-import os
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests import bundles
 from tests.conftest import World
-from tests.engines.archive import ALL, GPU, NEWER, PLAIN
+from tests.engines import cases
+from tests.engines.archive import GPU, NEWER, PLAIN
+from tests.engines.cases import FOUND, LIBCUDA, SEEN, SEES
 from tests.engines.machine import Machine, Result
 from tests.engines.podman import Podman, RootlessPodman
 from tests.engines.results import Results
-from tests.images import CHECKOUT
 
 pytestmark = pytest.mark.runc
 
@@ -37,11 +35,6 @@ ROOTLESS: tuple[Kind, ...] = (
 )
 KINDS = ROOTFUL + ROOTLESS
 BUT_HOST = tuple(kind for kind in KINDS if kind[2] != "host")
-LIBCUDA = "dlopen:libcuda.so.1"
-FOUND = "dlopen:libcuda.so.1: ok libcuda.so 580.95.05\n"
-SEES = ("opendev", LIBCUDA, "/dev/nvidia0", "/dev/nvidia1")
-SEEN = f"{FOUND}/dev/nvidia0: ok\n/dev/nvidia1: ok\n"
-UPDATE = ("update", "--cpu-shares=200", "--memory=100m")
 DOCTOR_PROBLEM = 98  # errors.py
 LASTING = ("--detach", "--stop-signal=KILL")
 UPDATE = ("update", "--cpu-shares=200", "--memory=100m")
@@ -89,8 +82,7 @@ def _id(kind: object) -> str:
 
 def _only_one(podman: Podman, driver: Path, runtime: str) -> None:
     """The second GPU's node is there, and no way to the first's, not even by a new node."""
-    device = (driver / "dev/nvidia0").stat().st_rdev
-    forge = f"mknod /dev/forged c {os.major(device)} {os.minor(device)} && opendev /dev/forged"
+    forge = cases.forge(driver / "dev/nvidia0")
     done = podman.run(
         *("--rm", "--env=NVIDIA_VISIBLE_DEVICES=1", "--cap-add=MKNOD"),
         *(GPU, "sh", "-c", f"opendev {LIBCUDA} /dev/nvidia1; ls -d /dev/nvidia0; {forge}"),
@@ -120,7 +112,7 @@ def test_refused(podman: Podman, results: Results, golden: Callable[[str, str, M
     done = podman.run("--name=refused", NEWER, "true")
 
     assert (done.code, podman.inspect("refused")["State"]["Status"]) == (126, "created")
-    golden(f"podman-{_series(podman)}-refused", _said(done), podman.machine)
+    golden(f"podman-{_series(podman)}-refused", cases.said(done), podman.machine)
     results.works(podman, "refused requirement shown")
 
 
@@ -128,77 +120,51 @@ def _series(podman: Podman) -> str:
     return ".".join(podman.version.split(".")[:2])
 
 
-def _said(done: Result) -> str:
-    return re.sub(r"^time=.*\n", "", done.err, flags=re.MULTILINE)  # of podman's own log; not each time
-
-
 @each("podman", KINDS)
 def test_a_life(podman: Podman, results: Results) -> None:
     """The GPUs are still there for exec, and after update, pause and restart."""
-    for what in _live(podman, "gpuhook"):
+    for what, done in _live(podman, "gpuhook"):
+        assert (done.code, done.out) == (0, SEEN), f"after {what}: {done}"
         results.works(podman, what)
 
 
-def _live(podman: Podman, runtime: str, *, update: bool = True) -> Iterator[str]:
-    """What a container with GPUs goes through; each step after its proof."""
+def _live(podman: Podman, runtime: str, *, update: bool = True) -> Iterator[tuple[str, Result]]:
+    """What a container with GPUs goes through; each step with what the container sees after it."""
     podman.check(*podman.run_words(runtime), *LASTING, "--name=life", GPU, "sleep", "600")
 
-    def sees(what: str) -> str:
-        done = podman("exec", "life", *SEES)
-        assert (done.code, done.out) == (0, SEEN), f"after {what}: {done}"
-        return what
-
-    yield sees("exec")
+    steps: dict[str, list[tuple[str, ...]]] = {"exec": []}
     if not podman.user:
         if podman.machine.layout != "v2" and update:
-            podman.check(*UPDATE, "life")
-            yield sees("update")
-        podman.check("pause", "life")
-        podman.check("unpause", "life")
-        yield sees("pause")
-    podman.check("restart", "--time=1", "life")
-    yield sees("restart")
+            steps["update"] = [UPDATE]
+        steps["pause"] = [("pause",), ("unpause",)]
+    steps["restart"] = [("restart", "--time=1")]
+    for what, commands in steps.items():
+        for command in commands:
+            podman.check(*command, "life")
+        yield what, podman("exec", "life", *SEES)
 
 
 @each("podman", BUT_HOST)
 def test_two_at_once(podman: Podman, results: Results) -> None:
     """With nothing compiled or recorded before, so that both come upon it."""
-    for file in podman.state.glob("*.json"):
-        file.unlink()
-    asked = [
-        podman.begin_run("--rm", f"--env=NVIDIA_VISIBLE_DEVICES={number}", GPU, *SEES[:2], node)
-        for number, node in ((0, SEES[2]), (1, SEES[3]))
-    ]
+    done = cases.two_at_once(podman.state, lambda env, argv: podman.begin_run("--rm", env, GPU, *argv))
 
-    for one, node in zip(asked, SEES[2:], strict=True):
-        with one:
-            done = one.result()
-        assert (done.code, done.out) == (0, f"{FOUND}{node}: ok\n"), done
+    assert [(one.code, one.out) for one in done] == cases.ONE_EACH, done
     assert list(podman.state.glob("*.json")), "these files are elsewhere"
     results.works(podman, "two at once")
-
-
-def _spy(podman: Podman, notes: str, following: str | Path) -> Path:
-    """A runtime that writes into FOLDER/NOTES and becomes `following`."""
-    script = podman.folder / f"spy-{notes}"
-    spy = CHECKOUT / "tests/engines/spy.sh"
-    script.write_text(f'#!/bin/sh\nexec {spy} {podman.folder}/{notes} {following} "$@"\n')
-    script.chmod(0o755)
-    return script
 
 
 @each("podman", BUT_HOST)
 def test_asking_for_nothing(podman: Podman, results: Results) -> None:
     """The low-level runtime gets the very file that podman wrote: bytes, inode, time of change."""
     low_level = podman.world.low_level
-    podman.world.low_level = str(_spy(podman, "after", low_level))
+    spied = podman.folder / "spy-before"
+    before = cases.spy(spied, podman.world.runtime)
+    after = cases.spy(podman.folder / "spy-after", low_level)
+    podman.world.low_level = str(podman.folder / "spy-after")
     podman.world.use_driver(Path("/nowhere"))
-    before, after = podman.folder / "before", podman.folder / "after"
-    for file in (before, after):
-        file.unlink(missing_ok=True)
 
-    spied = str(_spy(podman, "before", podman.world.runtime))
-    done = podman.run("--rm", PLAIN, "sh", "-c", "echo started; ls -d /dev/nv*", runtime=spied)
+    done = podman.run("--rm", PLAIN, "sh", "-c", "echo started; ls -d /dev/nv*", runtime=str(spied))
 
     podman.world.low_level = low_level
     assert done.out == "started\n", done
@@ -262,35 +228,19 @@ def test_a_container_in_a_container(
 ) -> None:
     """The inner gpuhook's driver is what the outer container was given. All rights but CAP_SYS_RESOURCE, which a test
     machine may lack, so not --privileged; Python and runc are the machine's."""
-    world = new_world("inner")
-    # as a file of a folder: runc 1.3 starts itself through an overlay of its folder, which has no mounted files
-    podman.machine.check("sh", "-c", 'cp "$(command -v runc)" "$1"', "sh", folder / "runc")
-    world.configure(
-        f'[runtime]\nlow-level = ["{folder}/runc"]\n[driver]\nproc-root = "{sim_driver}"\nsys-root = "{sim_driver}"\n'
-    )
-    inner = bundles.make(folder / "bundle", env=[ALL], args=list(SEES))
+    inner = cases.inner(podman.machine, new_world("inner"), folder, sim_driver)
     done = podman.run(
         *("--rm", "--cap-add=SYS_ADMIN", "--cap-add=SYS_PTRACE", "--cap-add=NET_ADMIN", "--cap-add=MKNOD"),
         *("--cap-add=DAC_READ_SEARCH", "--cap-add=NET_RAW", "--cap-add=AUDIT_WRITE"),
         *("--security-opt=seccomp=unconfined", "--security-opt=apparmor=unconfined", "--security-opt=unmask=ALL"),
-        *("--device-cgroup-rule=a *:* rwm", *_volumes(podman)),
+        *("--device-cgroup-rule=a *:* rwm", *(f"--volume={file}:{file}:ro" for file in cases.tools(podman.machine))),
         *(f"--volume={folder}:{folder}", f"--volume={podman.machine.folder.parent}:{podman.machine.folder.parent}"),
         *("--volume=/sys/fs/cgroup:/sys/fs/cgroup", "--cgroupns=host", GPU),
-        *(world.runtime, "--root", folder / "state", "run", "--bundle", inner.path, "inner"),
+        *inner,
     )
 
     assert (done.code, done.out) == (0, SEEN), done
     results.works(podman, "GPU container in a GPU container")
-
-
-def _volumes(podman: Podman) -> list[str]:
-    """Python of the machine and the libraries of both, each file at its own place."""
-    machine = podman.machine
-    find = "import _ctypes, os, shutil; print(shutil.which('runc'), _ctypes.__file__, os.path.dirname(os.__file__))"
-    runc, ctypes, modules = machine.check("python3", "-c", find).split()
-    linked = machine.check("ldd", "/usr/bin/python3", runc, ctypes)
-    files = {"/usr/bin/python3", modules, *re.findall(r"(/\S+) \(0x", linked)}
-    return [f"--volume={file}:{file}:ro" for file in sorted(files)]
 
 
 @each("hooked", KINDS)
@@ -317,7 +267,7 @@ def test_the_hook_alone_refuses(hooked: Podman, results: Results, golden: Callab
     done = hooked.run("--name=refused", NEWER, "true", runtime=low_level)
 
     assert (done.code, hooked.inspect("refused")["State"]["Status"]) == (126, "created"), done
-    golden(f"podman-{_series(hooked)}-{low_level}-hook-refused", _said(done), hooked.machine)
+    golden(f"podman-{_series(hooked)}-{low_level}-hook-refused", cases.said(done), hooked.machine)
     assert "[requirement-not-met]" in hooked.log.splitlines()[-1]
     results.works(hooked, "refused requirement shown by hooks.d")
 
@@ -348,7 +298,8 @@ def test_a_life_with_the_hook_alone(hooked: Podman, results: Results) -> None:
     """The rules that the hook added behind the runtime's back last, and are added again at a restart."""
     low_level = hooked.world.low_level
     lost = low_level == "crun" and not hooked.user and int(hooked.version.split(".")[0]) >= 5
-    for what in _live(hooked, low_level, update=not lost):
+    for what, done in _live(hooked, low_level, update=not lost):
+        assert (done.code, done.out) == (0, SEEN), f"after {what}: {done}"
         results.works(hooked, f"{what}, by hooks.d")
     if lost:
         hooked.check(*UPDATE, "life")
@@ -397,7 +348,7 @@ def test_what_crun_refuses(podman: Podman, results: Results) -> None:
     for runtime in ("gpuhook", "crun"):
         done = podman.run("--rm", GPU, *SEES, runtime=runtime)
         if why:
-            assert (done.code, _said(done)) == (126, words.format(runtime))
+            assert (done.code, cases.said(done)) == (126, words.format(runtime))
         elif runtime == "gpuhook":
             assert (done.code, done.out) == (0, SEEN), done
     if why:
