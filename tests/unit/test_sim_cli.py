@@ -11,6 +11,7 @@ from gpuhook import sim as simulator
 from gpuhook.cli.sim import sim
 from gpuhook.driver import record
 from gpuhook.errors import GpuhookError
+from tests.unit.test_cli import on_terminal
 
 
 def test_create_prints_the_lines_for_the_configuration(tmp_path: Path) -> None:
@@ -98,11 +99,24 @@ def test_bad_fault_is_refused(tmp_path: Path) -> None:
         CliRunner().invoke(sim, ["fault", str(tmp_path / "d"), "gpu-lost=9"], catch_exceptions=False)
 
 
-def test_list_layouts_is_a_table() -> None:
-    """A row for each layout with its library directory."""
+def test_list_layouts_is_a_line_for_each_in_a_pipe() -> None:
+    """With its library directory, and what it is like."""
     done = CliRunner().invoke(sim, ["list-layouts"], catch_exceptions=False)
-    rows = [line.split()[:2] for line in done.output.splitlines()[1:]]
-    assert rows == [[name, "/" + layout.at(layout.libraries, "VERSION")] for name, layout in simulator.LAYOUTS.items()]
+    rows = [line.split("\t") for line in done.output.splitlines()]
+    assert rows == [
+        [name, "/" + layout.at(layout.libraries, "VERSION"), layout.text] for name, layout in simulator.LAYOUTS.items()
+    ]
+
+
+def test_list_layouts_is_two_lines_for_each_on_a_terminal() -> None:
+    """In one they were 180 columns wide."""
+    call = "import sys; from gpuhook.cli import main; sys.exit(main(['gpuhook', 'sim', 'list-layouts'], '/nowhere'))"
+    lines = on_terminal(call).splitlines()
+    assert [line.split()[0] for line in lines[::2]] == list(simulator.LAYOUTS)
+    assert [line.strip() for line in lines[1::2]] == [
+        "/" + layout.at(layout.libraries, "VERSION") for layout in simulator.LAYOUTS.values()
+    ]
+    assert max(map(len, lines)) <= 110
 
 
 def test_mig_divides_and_makes_whole(tmp_path: Path) -> None:

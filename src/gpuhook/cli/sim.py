@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from gpuhook import sim as simulator
+from gpuhook.cli import render
 
 _DEFAULTS = simulator.SimOptions()
 _FAULT_HELP = "\n".join(f"  {name:<18} {text}" for name, text in simulator.FAULTS.items())
@@ -98,10 +99,10 @@ def mig(directory: Path, mig: tuple[str, ...]) -> None:
 @sim.command("list-layouts", epilog="\b\nExample:\n  gpuhook sim list-layouts\n")
 def list_layouts() -> None:
     """Say which layouts there are and where their libraries lie."""
-    rows = [("LAYOUT", "LIBRARIES", "AS ON")]
-    rows += [
-        (name, "/" + layout.at(layout.libraries, "VERSION"), layout.text) for name, layout in simulator.LAYOUTS.items()
-    ]
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    for row in rows:
-        click.echo("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+    width = max(map(len, simulator.LAYOUTS))
+    for name, layout in simulator.LAYOUTS.items():
+        libraries = "/" + layout.at(layout.libraries, "VERSION")
+        if render.on_terminal():  # in one line they are 180 columns wide
+            click.echo(f"{name.ljust(width)}  {layout.text}\n{' ' * width}  {libraries}")
+        else:
+            click.echo(f"{name}\t{libraries}\t{layout.text}")

@@ -181,7 +181,7 @@ _TABLE: dict[str, tuple[type, _Rule]] = {
         bool,
         lambda item: [
             _Wish(
-                "driver.make-nodes", item, "kernel modules are never loaded" if item else "nothing of the host changes"
+                "driver.make-nodes", item, "kernel modules are never loaded" if item else "no node is made on the host"
             )
         ],
     ),
@@ -192,7 +192,7 @@ _TABLE: dict[str, tuple[type, _Rule]] = {
     ),
     "nvidia-container-cli.user": (
         str,
-        _no("the hook is nobody else than the low-level runtime, and enters the container"),
+        _no("the hook runs as the user that the low-level runtime runs as"),
     ),
     "nvidia-container-cli.ldconfig": (str, _no(_NO_LDCONFIG)),
     "nvidia-container-cli.cuda-compat-mode": (str, _no(_OLD)),
@@ -222,7 +222,7 @@ _TABLE: dict[str, tuple[type, _Rule]] = {
     "features.allow-unknown-oci-spec-fields": (bool, _no("what gpuhook does not know in a spec is always kept")),
     "features.disable-cuda-compat-lib-hook": (
         bool,
-        lambda item: [_Wish("requirement.cuda-compat", "off" if item else "path", "no hook runs a program for it")],
+        lambda item: [_Wish("requirement.cuda-compat", "off" if item else "path", "it has no hook of its own")],
     ),
     "features.disable-imex-channel-creation": (
         bool,
