@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from gpuhook.engines import block, containerd, tomltext
+from gpuhook.engines import containerd
 from gpuhook.engines.host import Host
 from gpuhook.engines.model import Options, Proposal
+from tests.unit.engine_support import carry_out, write
 
 V2, V3 = "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"
 MAIN = "/etc/containerd/config.toml"
@@ -44,32 +45,16 @@ class Machine:
 
     def write(self, path: str, text: str = "") -> None:
         """A file of the host."""
-        real = Path(f"{self.path}/root{path}")
-        real.parent.mkdir(parents=True, exist_ok=True)
-        real.write_text(text)
+        write(self.path / "root", path, text)
 
     def read(self, path: str) -> str:
         """What is in a file of the host."""
         return Path(f"{self.path}/root{path}").read_text()
 
-    def apply(self, host: Host, proposal: Proposal) -> None:
-        """Write what is proposed."""
-        for edit in proposal.files:
-            before = host.read(edit.path)
-            if edit.form == "whole":
-                text = edit.text
-            elif edit.form == "block":
-                text = block.put(edit.path, edit.base if before is None else before, edit.text)
-            else:
-                text, _ = tomltext.apply(edit.path, before or "", edit.steps)
-            real = Path(host.real(edit.path))
-            real.parent.mkdir(parents=True, exist_ok=True)
-            real.write_text(text)
-
     def configure(self, host: Host, options: Options | None = None) -> Proposal:
         """Propose and write."""
         proposal = containerd.propose(host, options or Options())
-        self.apply(host, proposal)
+        carry_out(host, proposal)
         return proposal
 
     def tree(self, path: str = MAIN) -> dict[str, Any]:

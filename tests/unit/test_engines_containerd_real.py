@@ -16,6 +16,7 @@ from gpuhook.engines.host import Host
 from gpuhook.engines.model import Options
 from gpuhook.errors import GpuhookError
 from tests.unit.containerd_support import OURS, REAL, V2, V3, Machine, dump
+from tests.unit.engine_support import carry_out
 
 RUNC = f'runtime_type = "{containerdconfig.RUNC_V2}"\n'
 TOP = f'version = 2\n[plugins."{V2}"]\nenable_selinux = true\n'
@@ -46,7 +47,7 @@ class Real:
     def configure(self, **options: Any) -> dict[str, Any]:
         """Configure, and what containerd makes of it."""
         wanted = Options(config=str(self.config), **options)
-        self.machine.apply(self.host, containerd.propose(self.host, wanted))
+        carry_out(self.host, containerd.propose(self.host, wanted))
         return dump(self.program, self.config)
 
     def loaded(self) -> Loaded:

@@ -6,8 +6,9 @@ import pytest
 
 from gpuhook.engines import crio, tomltext
 from gpuhook.engines.host import Host
-from gpuhook.engines.model import FileEdit, Finding, Options, Proposal, Set, Value
+from gpuhook.engines.model import FileEdit, Finding, Options, Set, Value
 from gpuhook.errors import GpuhookError
+from tests.unit.engine_support import carry_out, program, write
 
 PACKAGED = """\
 # as CRI-O's packages ship it
@@ -34,32 +35,13 @@ FOLDER = "/etc/crio/crio.conf.d"
 OURS = f"{FOLDER}/99-gpuhook.conf"
 
 
-def program(root: Path, path: str, text: str = "#!/bin/sh\nexit 1\n") -> None:
-    real = Path(f"{root}{path}")
-    real.parent.mkdir(parents=True, exist_ok=True)
-    real.write_text(text)
-    real.chmod(0o755)
-
-
 def make(root: Path, files: dict[str, str], *programs: str) -> Host:
     """A host with these files, gpuhook's runtime and these programs."""
     for path, text in files.items():
-        real = Path(f"{root}{path}")
-        real.parent.mkdir(parents=True, exist_ok=True)
-        real.write_text(text)
+        write(root, path, text)
     for path in ("/usr/bin/gpuhook-runtime", "/usr/bin/gpuhook-hook", "/usr/bin/crio", *programs):
         program(root, path)
     return Host(str(root), 0, {"PATH": f"{root}/usr/bin"})
-
-
-def carry_out(host: Host, proposal: Proposal) -> None:
-    for edit in proposal.files:
-        text = edit.text
-        if edit.form == "toml":
-            text, _ = tomltext.apply(edit.path, host.read(edit.path) or "", edit.steps)
-        real = Path(host.real(edit.path))
-        real.parent.mkdir(parents=True, exist_ok=True)
-        real.write_text(text)
 
 
 def values(edit: FileEdit) -> dict[tuple[str, ...], Value]:

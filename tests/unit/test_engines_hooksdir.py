@@ -10,6 +10,7 @@ from gpuhook.engines import hooksdir
 from gpuhook.engines.host import Host
 from gpuhook.engines.model import Options
 from gpuhook.errors import GpuhookError
+from tests.unit.engine_support import write
 
 FOLDER = "/etc/containers/oci/hooks.d"
 NVIDIA = {
@@ -22,10 +23,7 @@ NVIDIA = {
 
 def make(root: Path, files: dict[str, str]) -> Host:
     for path, text in {"/usr/bin/gpuhook-hook": "#!/bin/sh\n", "/bin/other": "", **files}.items():
-        real = Path(f"{root}{path}")
-        real.parent.mkdir(parents=True, exist_ok=True)
-        real.write_text(text)
-        real.chmod(0o755)
+        write(root, path, text, 0o755)
     return Host(str(root), 0, {"PATH": f"{root}/usr/bin", "HOME": "/root"})
 
 

@@ -12,8 +12,9 @@ import pytest
 
 from gpuhook.engines import podman, tomltext
 from gpuhook.engines.host import Host
-from gpuhook.engines.model import Add, FileEdit, Finding, Options, Proposal, Set, Value
+from gpuhook.engines.model import Add, FileEdit, Finding, Options, Set, Value
 from gpuhook.errors import GpuhookError
+from tests.unit.engine_support import carry_out, program, write
 
 SYSTEM = "/etc/containers/containers.conf"
 USER = "/home/u/.config/containers/containers.conf"
@@ -21,37 +22,18 @@ BUILT_IN = ["crun", "runc", "kata", "runsc", "youki", "krun", "ocijail"]
 JSON = ("engine", "runtime_supports_json")
 
 
-def program(root: Path, path: str, text: str = "#!/bin/sh\nexit 1\n") -> None:
-    real = Path(f"{root}{path}")
-    real.parent.mkdir(parents=True, exist_ok=True)
-    real.write_text(text)
-    real.chmod(0o755)
-
-
 def make(
     root: Path, files: dict[str, str], uid: int = 0, programs: tuple[str, ...] = (), environ: Mapping[str, str] = {}
 ) -> Host:
     """A host with these files, gpuhook, podman and these programs."""
     for path, text in files.items():
-        real = Path(f"{root}{path}")
-        real.parent.mkdir(parents=True, exist_ok=True)
-        real.write_text(text)
+        write(root, path, text)
     for path in ("/usr/bin/gpuhook-runtime", "/usr/bin/gpuhook-hook", *programs):
         program(root, path)
     if not Path(f"{root}/usr/bin/podman").exists():
         program(root, "/usr/bin/podman")
     home = {"HOME": "/home/u" if uid else "/root"}
     return Host(str(root), uid, {"PATH": f"{root}/usr/bin", **home, **environ})
-
-
-def carry_out(host: Host, proposal: Proposal) -> None:
-    for edit in proposal.files:
-        text = edit.text
-        if edit.form == "toml":
-            text, _ = tomltext.apply(edit.path, host.read(edit.path) or "", edit.steps)
-        real = Path(host.real(edit.path))
-        real.parent.mkdir(parents=True, exist_ok=True)
-        real.write_text(text)
 
 
 def values(edit: FileEdit) -> dict[tuple[str, ...], Value]:
