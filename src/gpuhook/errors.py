@@ -103,3 +103,8 @@ def shown(text: object, limit: int = 80) -> str:
     if not isinstance(text, str):
         text = str(text).lower() if isinstance(text, bool) else str(text)
     return repr(text if len(text) <= limit else text[:limit] + "...")
+
+
+def bare(text: object, limit: int = 80) -> str:
+    """As `shown`, without the quotes."""
+    return shown(text, limit)[1:-1]

@@ -13,7 +13,7 @@ from gpuhook.engines import containerdconfig, containerdruntime, tomltext
 from gpuhook.engines.containerdconfig import File, Loaded, Table, table
 from gpuhook.engines.host import Host
 from gpuhook.engines.model import Add, FileEdit, Options, Set, Step
-from gpuhook.errors import GpuhookError, shown
+from gpuhook.errors import GpuhookError, bare
 
 MARK = "# gpuhook's drop-in for containerd"  # how our own file begins; older ones must be known again: never change it
 
@@ -48,7 +48,7 @@ def drop_in(host: Host, loaded: Loaded, options: Options, path: str) -> tuple[tu
         steps: tuple[Step, ...] = (*_version(loaded), Add(("imports",), pattern))
         texts[loaded.path], _ = tomltext.apply(loaded.path, loaded.main.text if loaded.main else "", steps)
         edits.append(FileEdit(loaded.path, "toml", steps))
-        notes.append(f"{loaded.path} does not import {path} yet: {shown(pattern)[1:-1]} is added to its imports")
+        notes.append(f"{loaded.path} does not import {path} yet: {bare(pattern)} is added to its imports")
     seen = containerdconfig.load(host, loaded.path, loaded.engine, texts)
     version = loaded.version if loaded.fresh else seen.files[0].version
     tree: Table = {"version": version} if version else {}

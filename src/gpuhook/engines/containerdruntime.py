@@ -8,7 +8,7 @@ from typing import Any
 
 from gpuhook.engines.containerdconfig import LINUX_V1, RUNC_V2, V1, Loaded, Table, table
 from gpuhook.engines.model import Add, Options, Set, Step
-from gpuhook.errors import GpuhookError, shown
+from gpuhook.errors import GpuhookError, bare, shown
 
 # What the request is read of (channels.py, request.py). The one has a slash and the other has not: `*` stops at one.
 CONTAINER_ANNOTATIONS = ("cdi.k8s.io/*", "com.nvidia.*")  # device plugins write these
@@ -112,7 +112,7 @@ def notes(loaded: Loaded, options: Options) -> Iterator[str]:
     program = table(found.table, "options").get("BinaryName")
     if program and program != options.runtime and not basename(str(program)).startswith("nvidia"):
         yield (
-            f"the runtime {found.name} calls {shown(str(program))[1:-1]}, and gpuhook calls what low-level in "
+            f"the runtime {found.name} calls {bare(str(program))}, and gpuhook calls what low-level in "
             "/etc/gpuhook/runtime.toml names: name it there"
         )
     if options.cdi:

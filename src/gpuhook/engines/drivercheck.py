@@ -13,7 +13,7 @@ from gpuhook.config import Config
 from gpuhook.driver import key, nodes, record
 from gpuhook.engines.host import Host
 from gpuhook.engines.model import Finding
-from gpuhook.errors import GpuhookError, shown
+from gpuhook.errors import GpuhookError, bare
 from gpuhook.model import Gpu, Node, Record
 
 _EVERYTHING = ("compute", "graphics", "utility")  # what the driver's common nodes are for
@@ -36,7 +36,7 @@ def findings(host: Host, settings: Config, prefix: str) -> Iterator[Finding]:
     cuda = version.text(known.cuda) + (" (assumed from the branch)" if known.cuda_assumed else "")
     has = f"CUDA up to {cuda}, {len(known.files)} files"
     if known.wsl:
-        yield Finding("ok", "driver", f"Windows' driver {shown(known.driver)[1:-1]} (WSL2), {has}")
+        yield Finding("ok", "driver", f"Windows' driver {bare(known.driver)} (WSL2), {has}")
         yield from _gpus(known)
         yield from _node_of_windows(settings)
         yield from granted(host, settings, prefix, known)
@@ -45,7 +45,7 @@ def findings(host: Host, settings: Config, prefix: str) -> Iterator[Finding]:
     loaded = in_sys.strip() or known.driver
     which = "its libraries are of the same version" if loaded == known.driver else f"libraries of {known.driver}"
     source = "" if in_proc else ", by /sys alone"
-    yield Finding("ok", "driver", f"module {shown(loaded)[1:-1]} is loaded{source}, {which}, {has}")
+    yield Finding("ok", "driver", f"module {bare(loaded)} is loaded{source}, {which}, {has}")
     stored = record.read(config.paths(prefix).state)
     if stored is None or stored.record != known:
         yield Finding("note", "record", "the driver's record is not stored: each start makes it anew", _cure())
@@ -54,7 +54,7 @@ def findings(host: Host, settings: Config, prefix: str) -> Iterator[Finding]:
         if stored.left_out:
             path, reason = stored.left_out[0]
             more = f", and {len(stored.left_out) - 1} more" if len(stored.left_out) > 1 else ""
-            text = f"no container gets {shown(path)[1:-1]}: {shown(reason)[1:-1]}{more}"
+            text = f"no container gets {bare(path)}: {bare(reason)}{more}"
             yield Finding("note", "files", text, "see all of them: gpuhook list")
     if plan.lacking(known, ("graphics",)):
         text = f"no Vulkan or EGL description of driver {known.driver}: who asks for graphics starts, and cannot draw"
@@ -88,11 +88,11 @@ def _gpus(known: Record) -> Iterator[Finding]:
     well = [gpu for gpu in known.gpus if not gpu.error]
     for gpu in known.gpus:
         if gpu.error:
-            text = f"{_name(gpu)} does not answer: {shown(gpu.error)[1:-1]}"
+            text = f"{_name(gpu)} does not answer: {bare(gpu.error)}"
             hint = "look for NVRM and Xid lines in dmesg; a reset of the GPU or a reboot brings it back"
             yield Finding("warning", "gpu", text, hint)
     if well:
-        kinds = ", ".join(dict.fromkeys([shown(gpu.name)[1:-1] for gpu in well]))
+        kinds = ", ".join(dict.fromkeys([bare(gpu.name) for gpu in well]))
         parts = sum(len(gpu.migs) for gpu in well)
         divided = f", {parts} MIG devices" if any(gpu.mig for gpu in well) else ""
         yield Finding("ok", "gpus", f"{len(well)}{divided}: {kinds}")
@@ -103,7 +103,7 @@ def _gpus(known: Record) -> Iterator[Finding]:
 
 
 def _name(gpu: Gpu) -> str:
-    return f"GPU {gpu.index} ({shown(gpu.bus_id or gpu.uuid)[1:-1]})"
+    return f"GPU {gpu.index} ({bare(gpu.bus_id or gpu.uuid)})"
 
 
 def _nodes(host: Host, settings: Config, known: Record, *, has_containers: bool) -> Iterator[Finding]:
@@ -175,8 +175,8 @@ def granted(host: Host, settings: Config, prefix: str, known: Record | None) -> 
     driver = known.driver if known is not None else key.loaded_version(settings)[1].strip()
     stale = [item for item in items if driver and item.get("driver") != driver]
     if stale:
-        now = shown(driver)[1:-1]
-        versions = ", ".join(dict.fromkeys([shown(item.get("driver"))[1:-1] for item in stale]))
+        now = bare(driver)
+        versions = ", ".join(dict.fromkeys([bare(item.get("driver")) for item in stale]))
         text = f"{_ids(stale)} got the files of driver {versions}, and now {now} is loaded: their GPUs do not work"
         yield Finding("warning", "containers-stale", text, "start these containers anew")
     older = [item for item in items if item not in stale and known is not None and item.get("record") != known.id]
@@ -195,7 +195,7 @@ def granted(host: Host, settings: Config, prefix: str, known: Record | None) -> 
 
 
 def _ids(items: list[dict[str, Any]]) -> str:
-    names = [shown(item["id"])[1:-1] for item in items]
+    names = [bare(item["id"]) for item in items]
     return f"{'container' if len(names) == 1 else 'containers'} {_some([name[:12] for name in names])}"
 
 

@@ -19,7 +19,7 @@ from gpuhook.config import Config
 from gpuhook.engines import drivercheck, neighbours
 from gpuhook.engines.host import Host
 from gpuhook.engines.model import Finding
-from gpuhook.errors import GpuhookError, shown
+from gpuhook.errors import GpuhookError, bare
 
 LAUNCHERS = ("gpuhook-runtime", "gpuhook-hook", "gpuhook")
 _LIBRARY = ("gpuhook-shim", "shim.bundle", "hook.bundle")  # what the launchers open, in the folder of the version
@@ -189,7 +189,7 @@ def _runtime(host: Host, settings: Config, prefix: str) -> Iterator[Finding]:
         hint = "see what it says to --version; another can be named as low-level in runtime.toml"
         yield Finding("problem", "runtime", f"{found} does not say its version: it does not run here", hint)
         return
-    yield Finding("ok", "runtime", f"{found}: {shown(first)[1:-1]}")
+    yield Finding("ok", "runtime", f"{found}: {bare(first)}")
     if passed:
         yield Finding("note", "runtime-itself", f"{passed}: {found} is run")
     numbers = version.parse_loose(first.rpartition(" ")[2])
@@ -256,5 +256,5 @@ def _security(host: Host) -> Iterator[Finding]:
     ]  # LXC's way
     inside = host.text("/run/systemd/container").strip() or "".join(told[:1])
     if inside:
-        text = f"this host is itself a container ({shown(inside)[1:-1]}): only nodes that are here can be given"
+        text = f"this host is itself a container ({bare(inside)}): only nodes that are here can be given"
         yield Finding("note", "nested", text)

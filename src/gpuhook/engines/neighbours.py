@@ -13,7 +13,7 @@ from gpuhook import config
 from gpuhook.config import Config
 from gpuhook.engines.host import Host
 from gpuhook.engines.model import Finding
-from gpuhook.errors import EXIT_CODES, shown
+from gpuhook.errors import EXIT_CODES, bare
 
 _PROGRAMS = (
     "nvidia-container-runtime",
@@ -132,7 +132,7 @@ def _told(container: str, text: str) -> tuple[str, str]:
     The log has line ends as \\n. Those that str() of an error made are taken back, and no others: what a container
     asks for may have such in it, before the reference.
     """
-    whose = "no container" if container == "-" else f"container {shown(container, 64)[1:-1]}"
+    whose = "no container" if container == "-" else f"container {bare(container, 64)}"
     hint = ""
     if text.startswith("Traceback "):
         text = text.removesuffix("\\n").rpartition("\\n")[2] + " (the log has the traceback)"
