@@ -15,9 +15,9 @@ import pytest
 
 from gpuhook.cli import configure_text, main, restarting
 from gpuhook.config import load
+from gpuhook.engines.commit import Change
 from gpuhook.engines.host import Host, Process
 from gpuhook.engines.model import Restart
-from gpuhook.engines.transaction import Change
 from gpuhook.errors import EXIT_CODES, GpuhookError
 from tests.conftest import World
 

@@ -16,6 +16,7 @@ import pytest
 
 from gpuhook.engines import atomic, block, jsontext, transaction
 from gpuhook.engines import store as stores
+from gpuhook.engines.commit import commit
 from gpuhook.engines.host import Host
 from gpuhook.engines.model import Add, FileEdit, Proposal, Restart, Set, Step
 from gpuhook.engines.store import Store
@@ -53,7 +54,7 @@ def own(path: Path, text: str, form: Any = "whole", base: str = "") -> Proposal:
 
 def configure(store: Store, wanted: Proposal, config: str = "") -> list[str]:
     changes = transaction.prepare(HOST, store, wanted, config)
-    transaction.commit(store, changes)
+    commit(store, changes)
     return [change.outcome for change in changes]
 
 
@@ -551,14 +552,14 @@ def test_without_the_right_to_write(folder: Path, file: Path) -> None:
 def test_a_change_by_others_between_prepare_and_commit_is_refused(folder: Path, file: Path, store: Store) -> None:
     changes = transaction.prepare(HOST, store, proposal(file))
     file.write_text("{}")
-    assert str(file) in refused("engine-config-not-written", transaction.commit, store, changes)
+    assert str(file) in refused("engine-config-not-written", commit, store, changes)
     assert file.read_text() == "{}"
     link = folder / "daemon.json"
     link.symlink_to(file)
     changes = transaction.prepare(HOST, store, proposal(link))
     link.unlink()
     link.symlink_to(folder / "elsewhere")
-    refused("engine-config-not-written", transaction.commit, store, changes)
+    refused("engine-config-not-written", commit, store, changes)
     assert file.read_text() == "{}"
     assert stored(store) == {}
 
@@ -605,12 +606,12 @@ def test_the_second_of_two_processes_waits_and_then_says_so(
     fcntl.flock(other, fcntl.LOCK_EX)
     monkeypatch.setattr(stores, "_WAIT", 0.3)
     begun = time.monotonic()
-    text = refused("engine-config-not-written", transaction.commit, store, changes)
+    text = refused("engine-config-not-written", commit, store, changes)
     assert time.monotonic() - begun >= 0.3
     assert "another gpuhook" in text
     assert file.read_bytes() == TEXT.encode()
     os.close(other)
-    transaction.commit(store, changes)
+    commit(store, changes)
     assert "runtimes" in json.loads(file.read_text())
 
 
@@ -812,7 +813,7 @@ def test_a_file_with_several_names_is_warned_of(file: Path, store: Store) -> Non
     file.with_name("other").hardlink_to(file)
     (change,) = transaction.prepare(HOST, store, proposal(file))
     assert change.warnings[0].startswith(f"{file} has 2 hard links: ")
-    transaction.commit(store, (change,))
+    commit(store, (change,))
     assert file.with_name("other").read_bytes() == TEXT.encode() != file.read_bytes()
 
 
@@ -865,7 +866,7 @@ def test_files_are_found_below_the_hosts_root(folder: Path, store: Store) -> Non
     """As tests have it: the engine's names below another root."""
     host = Host(root=str(folder), environ={})
     edit = FileEdit("/etc/docker/daemon.json", "json", (RUNTIME,))
-    transaction.commit(store, transaction.prepare(host, store, Proposal("docker", (edit,), RESTART)))
+    commit(store, transaction.prepare(host, store, Proposal("docker", (edit,), RESTART)))
     made = folder / "etc/docker/daemon.json"
     assert jsontext.parse("", made.read_text())["runtimes"]
     unconfigure(store)
@@ -882,7 +883,7 @@ def test_a_stop_by_the_user_puts_everything_back(file: Path, store: Store, monke
     with monkeypatch.context() as patch:
         patch.setattr(atomic, "put", lambda path, put=atomic.put: stop() if path == str(file) else put(path))
         with pytest.raises(KeyboardInterrupt):
-            transaction.commit(store, changes)
+            commit(store, changes)
     assert file.read_bytes() == TEXT.encode()
     assert list(file.parent.iterdir()) == [file]
     assert stored(store) == {}

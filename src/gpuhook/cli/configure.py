@@ -14,9 +14,9 @@ from gpuhook.cli import prefix
 from gpuhook.cli.configure_text import Result, outcomes, tell
 from gpuhook.engines import leftover, transaction
 from gpuhook.engines import store as stores
+from gpuhook.engines.commit import Change, commit
 from gpuhook.engines.host import Host
 from gpuhook.engines.model import FileEdit, Options, Proposal, Restart, Set
-from gpuhook.engines.transaction import Change
 from gpuhook.errors import GpuhookError
 
 _Command = TypeVar("_Command", bound=Callable[..., object])
@@ -169,7 +169,7 @@ def configure(  # noqa: PLR0917 - click names them
     if not dry_run and any(change.writes for change in changes):
         with store.lock():  # another gpuhook may have changed the files meanwhile
             proposal, changes = plan()
-            transaction.commit(store, changes)
+            commit(store, changes)
     lines = outcomes([change for change in changes if change.changes_file], dry_run=dry_run)
     if not lines:
         names = ", ".join(change.path for change in changes)

@@ -9,8 +9,8 @@ import click
 
 from gpuhook.cli import render
 from gpuhook.cli.restarting import restarted
+from gpuhook.engines.commit import Change
 from gpuhook.engines.model import Restart
-from gpuhook.engines.transaction import Change
 from gpuhook.errors import GpuhookError
 
 _DONE = {

@@ -2,7 +2,7 @@
 
 Off the hot path. An engine's module is pure but for what it reads through `Host`: `propose` says which values belong
 into which files, `check` reads the configuration back as the engine would. Texts are edited by `jsontext` and
-`tomltext`, files are written and undone by `transaction`, and nobody else writes any.
+`tomltext`, files are written by `commit`, and nobody else writes any; `transaction` says what, and the way back.
 """
 
 import importlib

@@ -12,7 +12,7 @@ from gpuhook.engines import (
     containerdruntime,
     containerdtemplates,
     findings,
-    layers,
+    installation,
 )
 from gpuhook.engines.containerdconfig import Loaded, Table, table
 from gpuhook.engines.containerdplaces import Place
@@ -146,7 +146,7 @@ def _default(name: str, default: str, runtimes: Table, values: Table) -> Iterato
 
 def _annotations(host: Host, found: Table, options: Options) -> Iterator[Finding]:
     """Whether the annotations that runtime.toml reads reach a container."""
-    settings = layers.settings(host, options)
+    settings = installation.settings(host, options)
     names = [*settings.annotation_prefixes, *["com.nvidia.volumes.needed"] * settings.accept_label_annotations]
     lists = (found.get(key) for key in ("container_annotations", "pod_annotations"))
     patterns = [item for items in lists if isinstance(items, list) for item in items if isinstance(item, str)]
@@ -154,7 +154,7 @@ def _annotations(host: Host, found: Table, options: Options) -> Iterator[Finding
         probe = f"{name}x" if name.endswith("/") else name
         if not any(containerdconfig.matches(pattern, probe) for pattern in patterns):
             slash = ' ("*" stops at a slash)' if "*" in patterns and "/" in name else ""
-            text = f"{layers.runtime_toml(options)} reads annotations {shown(name)}"
+            text = f"{installation.runtime_toml(options)} reads annotations {shown(name)}"
             hint = f"{_HINT}; or add {shown(name + '*' if name.endswith('/') else name)} to its container_annotations"
             text += f", and no pattern of the runtime lets them through{slash}"
             yield Finding("warning", "annotations", text, hint)

@@ -9,7 +9,7 @@ import os
 import tomllib
 from collections.abc import Iterator
 
-from gpuhook.engines import findings, hooksdir, layers
+from gpuhook.engines import findings, hooksdir, installation, layers
 from gpuhook.engines.host import Host
 from gpuhook.engines.layers import Layer
 from gpuhook.engines.model import ABSENT, FileEdit, Finding, Options, Proposal, Restart, Set, Step, Value
@@ -49,7 +49,7 @@ def propose(host: Host, options: Options) -> Proposal:
     others = found if options.drop_in else tuple(layer for layer in found if layer.path != target)
     steps = _steps(options, others)
     _refuse_conflicts(options, target, layers.after(others, order, target))
-    other = layers.other_low_level(host, options, "CRI-O", _default_path(host, others))
+    other = installation.other_low_level(host, options, "CRI-O", _default_path(host, others))
     notes += [f"{item.message}; {item.hint}" for item in other]
     notes += hooksdir.notes(host, _hook_folders(found))
     if not options.default_runtime:
@@ -184,7 +184,7 @@ def check(host: Host, options: Options) -> tuple[Finding, ...]:
         default = default or "the one built into CRI-O"
         otherwise = f"pods name {names[0]} by a RuntimeClass"
         said.append(findings.default_runtime(default in names, default, otherwise))
-        said += layers.other_low_level(host, options, "CRI-O", theirs)
+        said += installation.other_low_level(host, options, "CRI-O", theirs)
         said += _in_force(host, names)
     said += hooksdir.check(host, options, folders, registered=bool(names))
     return tuple(said)

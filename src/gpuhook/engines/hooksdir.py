@@ -10,10 +10,10 @@ import os
 from collections.abc import Iterator, Sequence
 from importlib import resources
 
-from gpuhook.engines import layers
+from gpuhook.engines import installation
 from gpuhook.engines.host import Host
 from gpuhook.engines.model import FileEdit, Finding, Options, Value
-from gpuhook.errors import GpuhookError, shown
+from gpuhook.errors import GpuhookError, bare, shown
 
 DEFAULT = "/usr/share/containers/oci/hooks.d"  # what both engines read where nothing is configured
 NAME = "99-gpuhook.json"
@@ -53,7 +53,7 @@ def file(host: Host, options: Options, folders: Sequence[str]) -> tuple[FileEdit
 def text(host: Host, options: Options) -> str:
     """The file. It holds for every container, since no condition of the schema knows the environment; the hook leaves
     at once where no GPU is asked for. With no expression there is none that could match too much."""
-    settings = layers.settings(host, options)
+    settings = installation.settings(host, options)
     hook = {
         "path": options.hook,
         "args": [os.path.basename(options.hook), "prestart"],
@@ -109,7 +109,7 @@ def present(host: Host, options: Options, folders: Sequence[str]) -> bool:
 def _ours(host: Host, options: Options, path: str, document: Value) -> Iterator[Finding]:
     hook = document["hook"] if isinstance(document["hook"], dict) else {"path": document["hook"]}
     again = "write it anew: gpuhook configure, with --hook"
-    settings = layers.settings(host, options)
+    settings = installation.settings(host, options)
     if not host.runnable(hook["path"]):
         text = f"{path} calls {hook['path']}, which is no program: engines skip the file, and no container gets a GPU"
         yield Finding("problem", "hook-program", text, "install gpuhook, or remove the file")
@@ -166,7 +166,7 @@ def parse(path: str, content: str) -> dict[str, Value]:
     wrong = next(iter(jsonschema.Draft7Validator(schema).iter_errors(document)), None)
     if wrong is not None:
         place = ".".join(str(part) for part in wrong.absolute_path)
-        what = shown(wrong.message, 200)[1:-1]
+        what = bare(wrong.message, 200)
         raise GpuhookError("engine-config-invalid", f"{path}: {place + ': ' if place else ''}{what}", hint)
     return document
 

@@ -7,9 +7,9 @@ starts no container of that runtime, so the person who is about to remove gpuhoo
 from collections.abc import Sequence
 
 from gpuhook import engines
+from gpuhook.engines.commit import Change
 from gpuhook.engines.host import Host
 from gpuhook.engines.model import Options
-from gpuhook.engines.transaction import Change
 from gpuhook.errors import GpuhookError
 
 

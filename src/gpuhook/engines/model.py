@@ -1,6 +1,6 @@
 """The values of configuring an engine: what is asked, what is to be changed, what was found. No files are touched."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 Value = Any  # what JSON and TOML have in common: str, int, float, bool, list, dict (and None in JSON alone)
@@ -100,7 +100,7 @@ class Proposal:
     engine: str
     files: tuple[FileEdit, ...]
     restart: Restart
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
     undo_restart: Restart | None = None
 
 

@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Iterator
 
-from gpuhook.engines import findings, hooksdir, layers
+from gpuhook.engines import findings, hooksdir, installation, layers
 from gpuhook.engines.host import Host
 from gpuhook.engines.layers import Layer
 from gpuhook.engines.model import ABSENT, Add, FileEdit, Finding, Options, Proposal, Restart, Set, Step, Value
@@ -59,7 +59,7 @@ def propose(host: Host, options: Options) -> Proposal:
     _refuse_conflicts(options, main, target, later)
     steps: list[Step] = [Set((*_RUNTIMES, options.runtime_name), [options.runtime])]
     steps += _listed(options, _JSON, _JSON_BUILT_IN, before, here)
-    if os.path.basename(layers.low_level(host, options)).startswith("crun"):
+    if os.path.basename(installation.low_level(host, options)).startswith("crun"):
         steps += _listed(options, _NO_CGROUPS, _NO_CGROUPS_BUILT_IN, before, here)
     if options.default_runtime:
         steps.append(Set(_DEFAULT, options.runtime_name))
@@ -116,7 +116,7 @@ def _refuse_conflicts(options: Options, main: str, target: str, later: tuple[Lay
 
 
 def _remarks(host: Host, options: Options, found: tuple[Layer, ...], later: tuple[Layer, ...]) -> Iterator[str]:
-    for item in layers.other_low_level(host, options, "podman", _default_path(host, options, found)):
+    for item in installation.other_low_level(host, options, "podman", _default_path(host, options, found)):
         yield f"{item.message}; {item.hint}"
     for layer in later:
         names = layer.strings(*_JSON)
@@ -262,7 +262,7 @@ def check(host: Host, options: Options) -> tuple[Finding, ...]:
         where = f"{default} ({source.place(*_DEFAULT)})" if source is not None else "podman's own choice"
         otherwise = f"containers need --runtime {names[0]}"
         said.append(findings.default_runtime(default in names, where, otherwise))
-        said += layers.other_low_level(host, options, "podman", theirs)
+        said += installation.other_low_level(host, options, "podman", theirs)
         said += _asked(host, options, names)
     for layer, name in layers.entries(found, *_RUNTIMES):
         if options.runtime in (layer.strings(*_RUNTIMES, name) or ()) and name not in names:

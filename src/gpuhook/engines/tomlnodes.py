@@ -79,10 +79,10 @@ class Nodes:
 
     # Places
 
-    def _entries(self, path: Path) -> list[tuple[Body, int]]:
+    def _entries(self, path: Path) -> list[Place]:
         """Where the entries stand that make a key be there, in the text's order: a table may have several."""
         bodies = [body_of(self._document)]
-        found: list[tuple[Body, int]] = []
+        found: list[Place] = []
         for key in path:
             found = [(body, at) for body in bodies for at, (name, _) in enumerate(body) if name and name.key == key]
             bodies = [body_of(body[at][1]) for body, at in found if isinstance(body[at][1], Table | InlineTable)]
