@@ -42,12 +42,7 @@ class _View:
 
     def restart(self, why: str = "") -> str:
         """What to do for dockerd to read its file."""
-        means = dockerd.restart(self.host, self.place, self.document, why)
-        if not means.needed:
-            return f"start docker{means.sentence.partition('when it starts')[2]}"
-        if means.command:
-            return f"{' '.join(means.command)} ({means.sentence.rpartition('; ')[2]})"
-        return means.sentence.partition(": ")[2]
+        return dockerd.fix(self.host, self.place, self.document, why)
 
     @property
     def default(self) -> str:

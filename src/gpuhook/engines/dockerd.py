@@ -290,23 +290,52 @@ def context_notes(host: Host, place: Place) -> tuple[str, ...]:
     return (f"{what} is {shown(value)}: the docker command talks to another daemon than that which reads {place.path}",)
 
 
-def restart(host: Host, place: Place, document: dict[str, Any], why: str) -> Restart:
-    """A reload where that does; running containers go on in it. `why`: what happens at the start alone."""
-    pid = place.pid
-    control = ("systemctl", "--user") if place.kind == "rootless" else ("systemctl",)
+@dataclass(frozen=True)
+class _Way:
+    """What makes a running dockerd read its file: a command (or none), when that is, what to do in words, and what it
+    means for containers."""
+
+    command: tuple[str, ...]
+    when: str
+    words: str
+    containers: str
+
+
+def _way(host: Host, place: Place, document: dict[str, Any], why: str) -> _Way:
+    """A reload where that does. `why`: what happens at the start alone."""
     if any(daemon.flag("add-runtime") for daemon in place.daemons):
         why = why or "a reload forgets the runtimes of --add-runtime; the file is read"
-    if place.kind != "snap" and not pid:
-        how = f" (`{' '.join(control)} start docker`)" if _has_unit(host, place) else ""
-        return Restart((), f"dockerd does not run: it reads the file when it starts{how}", needed=False)
     if place.kind == "snap" or why:
         command = _start_command(host, place, "restart")
-        how = f"`{' '.join(command)}`" if command else f"end process {pid} and start dockerd as before"
-        return Restart(command, f"{why or 'dockerd reads its file'} when dockerd starts: {how}; {_kept(document)}")
+        words = f"`{' '.join(command)}`" if command else f"end process {place.pid} and start dockerd as before"
+        return _Way(command, f"{why or 'dockerd reads its file'} when dockerd starts:", words, _kept(document))
     # rootlesskit stands between systemd and a rootless dockerd; the signal is for dockerd itself
     reload = _has_unit(host, place) and place.kind == "system"
-    command = (*control, "reload", "docker") if reload else ("kill", "-HUP", str(pid))
-    return Restart(command, f"dockerd reads its file in `{' '.join(command)}`; running containers go on")
+    command = ("systemctl", "reload", "docker") if reload else ("kill", "-HUP", str(place.pid))
+    return _Way(command, "dockerd reads its file in", f"`{' '.join(command)}`", "running containers go on")
+
+
+def _how_started(host: Host, place: Place) -> str:
+    """The command that starts a dockerd which does not run, in brackets, where there is one."""
+    user = " --user" if place.kind == "rootless" else ""
+    return f" (`systemctl{user} start docker`)" if _has_unit(host, place) else ""
+
+
+def restart(host: Host, place: Place, document: dict[str, Any], why: str) -> Restart:
+    """What makes dockerd read its file. `why`: what happens at the start alone, ``: nothing."""
+    if place.kind != "snap" and not place.pid:
+        text = f"dockerd does not run: it reads the file when it starts{_how_started(host, place)}"
+        return Restart((), text, needed=False)
+    way = _way(host, place, document, why)
+    return Restart(way.command, f"{way.when} {way.words}; {way.containers}")
+
+
+def fix(host: Host, place: Place, document: dict[str, Any], why: str) -> str:
+    """The same as something to do."""
+    if place.kind != "snap" and not place.pid:
+        return f"start docker{_how_started(host, place)}"
+    way = _way(host, place, document, why)
+    return f"{' '.join(way.command)} ({way.containers})" if way.command else f"{way.words}; {way.containers}"
 
 
 def undo_restart(host: Host, place: Place, document: dict[str, Any]) -> Restart:
