@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import click
+import tomlkit
 
 from gpuhook import config as configuration
 from gpuhook import configfile, configtrust
@@ -214,7 +215,7 @@ def _target(line: Line) -> str:
 
 def _text(key: str, item: Any) -> str:
     """A key with its value as TOML has it; long ones are cut."""
-    text = configschema.toml(item)
+    text = _toml(item)
     return f"{key} = {text if len(text) <= 100 else text[:97] + '...'}"
 
 
@@ -222,9 +223,15 @@ def _key(line: Line) -> dict[str, Any]:
     """For a program. Values are TOML's texts, since TOML has some that JSON has not."""
     return {
         "key": line.key,
-        "value": configschema.toml(line.value),
+        "value": _toml(line.value),
         "outcome": line.outcome,
         "target": line.target,
-        "wanted": configschema.toml(line.wanted) if line.target else "",
+        "wanted": _toml(line.wanted) if line.target else "",
         "why": line.why,
     }
+
+
+def _toml(item: Any) -> str:
+    """A value as it is written in a TOML file."""
+    text: str = tomlkit.item(list(item) if isinstance(item, tuple) else item).as_string()
+    return text.strip()

@@ -1,9 +1,8 @@
-"""The published schema of runtime.toml as a second opinion, and values as TOML writes them."""
+"""The published schema of runtime.toml as a second opinion."""
 
 import importlib.resources
 import json
 import tomllib
-from typing import Any
 
 import jsonschema
 
@@ -22,11 +21,3 @@ def problems(data: bytes) -> tuple[Problem, ...]:
         line = configfile.find(lines, at[0], at[1] if len(at) > 1 else "") if at else 0
         found.append(Problem(line, ".".join(at), error.message))
     return tuple(sorted(found))
-
-
-def toml(item: Any) -> str:
-    """A value as it is written in a TOML file."""
-    import tomlkit  # noqa: PLC0415 - show and validate do without
-
-    text: str = tomlkit.item(list(item) if isinstance(item, tuple) else item).as_string()
-    return text.strip()
