@@ -180,4 +180,6 @@ def _started(host: Host, pid: int) -> float:
     """When a process was started, in seconds since 1970; 0 where /proc does not say."""
     boot = re.search(r"^btime ([0-9]+)$", host.text("/proc/stat"), re.MULTILINE)
     fields = host.text(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    return int(boot[1]) + int(fields[19]) / os.sysconf("SC_CLK_TCK") + 1 if boot and len(fields) > 19 else 0.0
+    if not boot or len(fields) < 20:
+        return 0.0
+    return int(boot[1]) + int(fields[19]) / os.sysconf("SC_CLK_TCK") + 1  # btime has no fractions of its second

@@ -20,11 +20,11 @@ def load(host: Host, path: str) -> tuple[dict[str, Any], str]:
     """
     text = host.read(path) or ""
     document = jsontext.parse(path, text)
-    validate(path, text, document)
+    _validate(path, text, document)
     return document, text
 
 
-def validate(path: str, text: str, document: dict[str, Any]) -> None:
+def _validate(path: str, text: str, document: dict[str, Any]) -> None:
     """GpuhookError `engine-config-invalid` with file and line where a key has a type that dockerd can't read."""
     with open(os.path.join(os.path.dirname(__file__), "docker-schema.json"), encoding="utf-8") as file:
         validator = jsonschema.Draft202012Validator(json.load(file))

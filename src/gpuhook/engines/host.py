@@ -10,6 +10,7 @@ import pwd
 import re
 import select
 import shutil
+import stat
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
@@ -100,9 +101,9 @@ class Host:
         except OSError as error:
             raise _unreadable(path, f"{error.strerror}", _hint(error)) from None
         try:
-            kind = os.fstat(fd).st_mode >> 12
-            if kind != 0o10:  # before open(), which takes no directory
-                what = "a directory" if kind == 0o4 else "no regular file"
+            mode = os.fstat(fd).st_mode
+            if not stat.S_ISREG(mode):  # before open(), which takes no directory
+                what = "a directory" if stat.S_ISDIR(mode) else "no regular file"
                 raise _unreadable(path, f"it is {what}", "name the engine's configuration file: --config FILE")
             with open(fd, "rb", closefd=False) as file:
                 data = file.read(_LIMIT + 1)
