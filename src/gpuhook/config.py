@@ -6,7 +6,7 @@ checks) is imported only when the compiled form does not fit.
 
 import posix
 from _stat import S_ISDIR, S_ISREG
-from errno import ENOENT
+from errno import EACCES, ENOENT
 
 from gpuhook import __version__, jsonio, linux
 from gpuhook.errors import GpuhookError
@@ -130,7 +130,7 @@ def load(prefix: str) -> Config:
     except OSError as error:
         if error.errno == ENOENT and not _is_there(where.config):
             return Config()
-        raise _unreadable(where.config, error) from None
+        raise unreadable(where.config, error) from None
     compiled = _compiled(where.state, _key(where.config, status))
     return compiled if compiled is not None else refresh(prefix)
 
@@ -237,10 +237,10 @@ def _is_there(path: str) -> bool:
     return True
 
 
-def _unreadable(path: str, error: OSError) -> GpuhookError:
+def unreadable(path: str, error: OSError) -> GpuhookError:
+    """The `config-invalid` of a configuration that is there and gives nothing."""
     reason = "it is a link that leads nowhere" if error.errno == ENOENT else error.strerror
-    return GpuhookError(
-        "config-invalid",
-        f"the configuration {path} cannot be read: {reason}",
-        "repair it, or remove it to run with the defaults",
-    )
+    hint = "repair it, or remove it to run with the defaults"
+    if error.errno == EACCES:  # there is nothing to repair in it
+        hint = f"run this as root, or let everybody read it: chmod a+r {path}"
+    return GpuhookError("config-invalid", f"the configuration {path} cannot be read: {reason}", hint)

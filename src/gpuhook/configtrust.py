@@ -6,7 +6,7 @@ Cold: imported when runtime.toml changed, and by the CLI.
 import os
 import stat
 
-from gpuhook.config import is_own
+from gpuhook.config import is_own, unreadable
 from gpuhook.errors import GpuhookError
 
 _LINKS = 40  # as many as the kernel follows
@@ -24,7 +24,7 @@ def read(path: str, limit: int) -> tuple[bytes, os.stat_result]:
         real = _walk(os.path.abspath(path), path)
         fd = os.open(real, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:
-        raise _invalid(path, f"cannot be read: {error.strerror}") from None
+        raise unreadable(path, error) from None
     try:
         status = os.fstat(fd)
         _check(path, real, status)
@@ -33,7 +33,7 @@ def read(path: str, limit: int) -> tuple[bytes, os.stat_result]:
         with open(fd, "rb", closefd=False) as file:
             data = file.read(limit + 1)
     except OSError as error:
-        raise _invalid(path, f"cannot be read: {error.strerror}") from None
+        raise unreadable(path, error) from None
     finally:
         os.close(fd)
     if len(data) > limit:

@@ -299,7 +299,11 @@ def _unsupported(bad: "list[str]", supported: "tuple[str, ...]") -> GpuhookError
     known = [word for word in bad if word.lower() in _KNOWN]
     reason = "this host's configuration does not allow" if known else "does not exist"
     word = known[0] if known else bad[0]
-    hint = f"separate these with commas: {', '.join((*sorted(supported), 'all'))}"
+    from difflib import get_close_matches  # noqa: PLC0415 - the text of a refusal
+
+    near = [] if known else get_close_matches(word.lower()[:40], supported, 1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    hint += f"separate these with commas: {', '.join((*sorted(supported), 'all'))}"
     if known:
         hint += "\nthe administrator allows more by request.supported-driver-capabilities in runtime.toml"
     return GpuhookError(

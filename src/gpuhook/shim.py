@@ -32,8 +32,9 @@ def main(argv: list[str], prefix: str) -> int:
     try:
         settings, distrust = _settings(prefix)
         log = Log(config.log_path(settings, prefix), settings.log_level)
+        command = cmdline.before(dialect(settings.low_level[0]), argv[1:])  # where an error is to be written
         runtime = low_level(settings.low_level, argv[0])
-        command = cmdline.before(dialect(runtime), argv[1:])  # where an error is to be written
+        command = cmdline.before(dialect(runtime), argv[1:])
         command = cmdline.parse(dialect(runtime), argv[1:])
         if command.verb in cmdline.CREATING and not command.asks_help:
             edit(command, settings, distrust, prefix, log)

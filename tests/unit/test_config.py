@@ -18,6 +18,7 @@ from gpuhook import config, configfile, configtrust, fastpath
 from gpuhook.config import Config
 from gpuhook.errors import GpuhookError
 from gpuhook.model import replace
+from tests import sandbox
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = json.loads((ROOT / "src/gpuhook/runtime-schema.json").read_text())
@@ -598,3 +599,19 @@ def test_a_state_directory_that_others_may_write_is_closed_to_them(prefix: str) 
 
     assert config.load(prefix).deadline == 9
     assert state.stat().st_mode & 0o7777 == 0o755
+
+
+def test_what_the_caller_may_not_read_is_not_to_be_repaired(folder: Path) -> None:
+    """A user asks `gpuhook info` where only root may read runtime.toml."""
+    path = folder / "etc/gpuhook/runtime.toml"
+    path.parent.mkdir(parents=True)
+    path.write_text("")
+    path.chmod(0o600)
+
+    def hint() -> str:
+        os.setuid(65534)
+        with pytest.raises(GpuhookError) as caught:
+            config.load(str(folder))
+        return caught.value.hint
+
+    assert sandbox.apart(hint) == f"run this as root, or let everybody read it: chmod a+r {path}"

@@ -343,6 +343,10 @@ def test_capabilities_that_are_not_to_be_had(text: str, supported: tuple[str, ..
     assert ("supported-driver-capabilities" in error.hint) == (reason == "does not allow")
 
 
+def test_a_capability_spelled_wrong() -> None:
+    assert refused((V, "all"), (C, "compute,utilty")).hint.startswith("did you mean utility? separate these")
+
+
 # --- requirements -------------------------------------------------------------------------------------------------
 
 

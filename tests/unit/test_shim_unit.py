@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpuhook import cmdline, config, grant, oci, shim
-from gpuhook.errors import GpuhookError
+from gpuhook.errors import EXIT_CODES, GpuhookError
 from gpuhook.log import Log
 from gpuhook.model import Gpu, Node, Record, Request
 from tests import bundles
@@ -93,6 +93,15 @@ def test_relative_folders_of_path_are_not_searched(places: Path, monkeypatch: py
         shim.low_level(("runc", "crun"), "/none")
     assert caught.value.reference == "runtime-not-found"
     assert "runc, crun" in caught.value.message
+
+
+def test_that_none_is_found_is_said_where_the_engine_looks(places: Path) -> None:
+    """docker shows what is in the file of --log, and says else that it is not there."""
+    program(places / "bin/gpuhook-runtime")
+    log = places / "log.json"
+    words = ["--log", str(log), "--log-format", "json", "create", "--bundle", str(places), "x"]
+    assert shim.main([str(places / "bin/gpuhook-runtime"), *words], str(places)) == EXIT_CODES["runtime-not-found"]
+    assert "[runtime-not-found]" in json.loads(log.read_text())["msg"]
 
 
 @pytest.mark.parametrize(
