@@ -727,7 +727,7 @@ def test_mig_devices_are_counted(ask: Ask, well: World, sim_driver: Path, folder
 def test_each_name_of_an_engines_finding_is_explained() -> None:
     """docs/errors.md lists the names that the engines' modules use, and no other: the same for the same thing."""
     folder = Path(hooksdir.__file__).parent
-    names = ("findings", "layers", "hooksdir", "dockercheck", "containerdcheck", "crio", "podman")
+    names = ("findings", "installation", "layers", "hooksdir", "dockercheck", "containerdcheck", "crio", "podman")
     source = "".join((folder / f"{name}.py").read_text() for name in names)
     used = set(re.findall(r'Finding\(\s*(?:level|"\w+"[^,]*|[^,]* else "\w+"),\s*"([a-z-]+)"', source))
     page = Path(folder.parents[2], "docs/errors.md").read_text().split("### doctor-problem")[1].split("\n## ")[0]
