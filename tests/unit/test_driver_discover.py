@@ -2,6 +2,7 @@
 
 import os
 import posix
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from gpuhook import ldcache
 from gpuhook.config import Config
+from gpuhook.driver import record, refresh
 from gpuhook.driver.discover import Found, discover
 from gpuhook.errors import GpuhookError
 from gpuhook.model import DriverFile
@@ -456,3 +458,77 @@ def test_nothing_of_this_machine_is_found(sim_driver: Path, folder: Path) -> Non
     found = discover(config_of(driver), "580.95.05")
     assert all(path.startswith("/") and ".." not in path for path in found.watch)
     assert all((driver / path.lstrip("/")).exists() for path in found.directories)
+
+
+# --- hosts that went wild: each ends soon, with the driver found and the record small -----------------------------
+
+MANY = 4000
+
+
+def _many(root: Path, directory: str, name: str, make: Callable[[Path], object], count: int = MANY) -> None:
+    folder = root / directory.lstrip("/")
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(count):
+        make(folder / name.format(number))
+
+
+def _cache(root: Path, *paths: str) -> None:
+    entries = tuple((path.rpartition("/")[2], path) for path in paths)
+    (root / "etc").mkdir(exist_ok=True)
+    (root / "etc/ld.so.cache").write_bytes(ldcache.merge(None, entries, NAME))
+
+
+def _old_cache(root: Path) -> None:
+    """The older format, all entries with one long text as name and path."""
+    (root / "etc").mkdir()
+    head = b"ld.so-1.7.0\0" + (32768).to_bytes(4, "little")
+    (root / "etc/ld.so.cache").write_bytes(head + (3).to_bytes(12, "little") * 32768 + b"/" * 8_000_000)
+
+
+def _firmware_path(root: Path, make: Callable[[Path], object]) -> None:
+    path = root / "sys/module/firmware_class/parameters/path"
+    path.parent.mkdir(parents=True)
+    make(path)
+
+
+WILD: dict[str, Callable[[Path], object]] = {
+    "libraries": lambda root: _many(
+        root, "/lib64", f"libnvidia-x{{}}.so.{V}", lambda path: os.link(root / f"lib64/libcuda.so.{V}", path)
+    ),
+    "libraries of their own": lambda root: _many(
+        root,
+        "/lib64",
+        f"libnvidia-x{{}}.so.{V}",
+        lambda path: path.write_bytes(build(machine=MACHINE, soname=path.name.encode())),
+    ),
+    "files that are no libraries": lambda root: _many(root, "/lib64", f"libnvidia-x{{}}.so.{V}", Path.touch),
+    "firmware": lambda root: _many(root, f"/lib/firmware/nvidia/{V}", "gsp_{}.bin", Path.touch),
+    "directories of the cache": lambda root: _cache(
+        root, *(f"/d{number}/libcuda.so.{number}" for number in range(MANY))
+    ),
+    "deep directories of the cache": lambda root: _cache(
+        root, *(f"/{'d/' * 1900}{number}/libcuda.so.{number}" for number in range(400))
+    ),
+    "an old cache": _old_cache,
+    "a fifo that names the firmware": lambda root: _firmware_path(root, os.mkfifo),
+    "a NUL in the firmware's path": lambda root: _firmware_path(root, lambda path: path.write_bytes(b"/a\0b\n")),
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("make", WILD.values(), ids=WILD)
+def test_a_host_that_went_wild(host: Host, make: Callable[[Path], object]) -> None:
+    """Looking ends within seconds of processor time, what each start has to look at is bounded, and so are its words.
+
+    The driver's own libraries are found all the same.
+    """
+    host.driver("/lib64")
+    make(host.root)
+    before = time.process_time()
+    stored = refresh.make(host.config("/lib64"))
+    assert time.process_time() - before < 6
+    assert len(record.encode(stored)) < record.LIMIT // 2
+    assert len(stored.watch) < 2500
+    assert len(stored.left_out) <= 256
+    found = discover(host.config("/lib64"), V)
+    assert {file.name for file in found.files} >= {f"libcuda.so.{V}", f"libnvidia-ml.so.{V}"}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuhook import config
+from gpuhook import config, jsonio
 from gpuhook.driver import discover, key, places
 from gpuhook.driver.tree import Tree
 from gpuhook.model import replace
@@ -66,3 +66,45 @@ def test_a_driver_root_that_is_none_yet(tmp_path: Path, make: Callable[[Path], N
         root.unlink()
     (root / "usr/lib").mkdir(parents=True)
     assert key.take(settings, sorted(found.watch)) != before
+
+
+def test_wildcards_have_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of patterns that pass through half of the host no more is read than one search list needs, and it is said which.
+
+    Entries before and behind them count, and so does a pattern that passes many names in one directory.
+    """
+    for first in range(30):
+        for second in range(20):
+            (tmp_path / f"a{first}/b{second}/c/d").mkdir(parents=True)
+    read: list[str] = []
+    names = Tree.names
+
+    def counted(tree: Tree, directory: str) -> list[str]:
+        read.append(directory)
+        return names(tree, directory)
+
+    monkeypatch.setattr(Tree, "names", counted)
+    left_out: list[tuple[str, str]] = []
+    watch: set[str] = set()
+    wild = [f"/*/*/{'*' * more}/*" for more in range(1, 61)]
+    found = places.expand_all(Tree(str(tmp_path)), ["/first", "/a*/b1/c", *wild, "/last"], watch, left_out)
+    assert found[0] == "/first"
+    assert found[-1] == "/last"
+    assert "/a7/b1/c" in found
+    assert "/a0/b0/c/d" in found
+    assert len(read) <= 512
+    assert len(watch) <= 512
+    assert [pattern for pattern, _ in left_out] == wild[-len(left_out) :]
+    assert len(left_out) > 50
+
+
+@pytest.mark.timeout(60)
+def test_a_key_has_an_end(tmp_path: Path) -> None:
+    """Directories of capabilities that lead to themselves, as no procfs has them."""
+    folder = tmp_path / "proc/driver/nvidia/capabilities"
+    folder.mkdir(parents=True)
+    for number in range(40):
+        (folder / f"gpu{number}").symlink_to(".")
+    roots = dict.fromkeys(("driver_root", "dev_root", "proc_root", "sys_root"), str(tmp_path))
+    taken = key.take(replace(config.defaults(), **roots), [])
+    assert len(jsonio.dumps(taken)) < 1 << 20

@@ -12,7 +12,7 @@ import stat
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from gpuhook import elf, image, ldcache
+from gpuhook import elf, image, ldcache, linux
 from gpuhook.config import Config
 from gpuhook.driver import capabilities, data, places
 from gpuhook.driver.tree import Place, Tree
@@ -24,6 +24,11 @@ _VERSION = re.compile(r"\d{2,4}(?:\.\d{1,4}){1,3}", re.ASCII)
 # Without these nothing can be said or done: that one of them cannot be trusted stops the driver, not only the file.
 _VITAL = ("libcuda", "libnvidia-ml")
 _KINDS = ("library", "binary", "firmware", "data")
+# What a broken loader's cache or a directory gone wild may have. Each start reads the record of all that was found.
+_MAX_DIRECTORIES = 512  # a desktop's loader knows about twenty
+_MAX_LIBRARIES = 1024  # a driver has about sixty, and as many of 32 bits
+_MAX_FIRMWARE = 64  # files; a driver has two
+_MAX_PATH = 4096  # bytes of the kernel's parameter
 # Where the libraries of 32-bit programs lie, besides the directories that the loader's cache names for them.
 _NARROW_DIRS = {
     "x86-64": (
@@ -114,10 +119,9 @@ def _directories(config: Config, tree: Tree, found: Found) -> list[str]:
         place = tree.find(path) if is_ours else None
         if place is not None:  # an alternatives link: its directory holds more of the driver than the cache names
             wanted.append(place.path.rpartition("/")[0] or "/")
-    for pattern in config.library_dirs:
-        wanted += places.expand(tree, pattern, found.watch)
+    configured = places.expand_all(tree, config.library_dirs, found.watch, found.left_out)
     ordered: dict[str, None] = {}
-    for path in wanted:
+    for path in dict.fromkeys(_first(wanted, found.left_out) + _first(configured, found.left_out)):
         for name in (path, path.rstrip("/") + "/vdpau"):
             place = tree.find(name)
             if place is None:
@@ -136,12 +140,21 @@ def _directories(config: Config, tree: Tree, found: Found) -> list[str]:
     return found.directories
 
 
+def _first(wanted: list[str], left_out: list[tuple[str, str]]) -> list[str]:
+    """The directories without repeats, up to a number that no host needs; each start looks at what is watched."""
+    directories = list(dict.fromkeys(wanted))
+    if len(directories) > _MAX_DIRECTORIES:
+        more = len(directories) - _MAX_DIRECTORIES
+        left_out.append((directories[_MAX_DIRECTORIES], f"not looked in, with {more - 1} more: too many directories"))
+    return directories[:_MAX_DIRECTORIES]
+
+
 def _narrow_directories(tree: Tree, found: Found) -> list[str]:
     """The directories to look in for 32-bit libraries alone: their usual ones that are not looked in already."""
     narrow: dict[str, None] = {}
     wanted = [path for path, _ in places.cached(tree, places.FLAGS32.get(found.machine, -1), [])]
     wanted += [place.path for place in map(tree.find, wanted) if place is not None]
-    directories = dict.fromkeys(path.rpartition("/")[0] for path in wanted)
+    directories = _first([path.rpartition("/")[0] for path in wanted], found.left_out)
     for path in (*directories, *_NARROW_DIRS.get(found.machine, ())):
         for name in (path, f"{path}/vdpau"):
             data.watch(tree, name, found.watch)
@@ -178,6 +191,7 @@ class _Search:
         self.found = found
         self.links: list[tuple[str, str]] = []  # directory, name
         self.taken: dict[str, DriverFile] = {}  # by real path
+        self.named: set[tuple[str, int]] = set()  # name and bits of those
         self.narrow = False
 
     def directory(self, directory: str) -> None:
@@ -238,14 +252,17 @@ class _Search:
         bits = read.bits if isinstance(read, elf.Elf) else 64
         if self.narrow and bits != 32:
             return
-        if any((file.name, file.bits) == (name, bits) for file in self.taken.values()):
+        if (name, bits) in self.named:
             self._leave(path, "another directory has this name first")
             return
         file = self._library(place, name, read)
+        if isinstance(file, DriverFile) and len(self.taken) >= _MAX_LIBRARIES:
+            file = f"{_MAX_LIBRARIES} libraries are more than any driver has"
         if isinstance(file, str):
             self._leave(place.path, file)
         else:
             self.taken[place.path] = file
+            self.named.add((file.name, file.bits))
 
     def _library(self, place: Place, name: str, read: elf.Elf | str) -> DriverFile | str:
         """The library at a place, or the reason why it is left out."""
@@ -273,12 +290,15 @@ class _Search:
         The loaded version's own, else the one that the host's loader takes, else the newest.
         """
         same: dict[tuple[str, int], list[DriverFile]] = {}
+        bases: dict[str, list[str]] = {}
+        for base, name in self.links:
+            bases.setdefault(name, []).append(base)
         for file in self.taken.values():
             same.setdefault((file.soname or file.name, file.bits), []).append(file)
         for (soname, _), files in same.items():
             if len(files) < 2:
                 continue
-            found = [self.tree.find(f"{base}/{name}") for base, name in self.links if name == soname]
+            found = [self.tree.find(f"{base}/{soname}") for base in bases.get(soname, ())]
             led = {place.path for place in found if place is not None}
             best = max(
                 files,
@@ -369,7 +389,7 @@ def _firmware(config: Config, tree: Tree, found: Found, version: str) -> None:
             continue
         found.watch.add(directory.path)
         for name in tree.names(directory.path):
-            if not fnmatchcase(name, "gsp*.bin") or name in names:
+            if not fnmatchcase(name, "gsp*.bin") or name in names or len(names) >= _MAX_FIRMWARE:
                 continue
             place = tree.find(f"{directory.path}/{name}")
             if place is None or not stat.S_ISREG(place.status.st_mode):
@@ -385,8 +405,8 @@ def _firmware(config: Config, tree: Tree, found: Found, version: str) -> None:
 
 def _custom_firmware(config: Config) -> tuple[str, ...]:
     try:
-        with open(f"{config.sys_root.rstrip('/')}/sys/module/firmware_class/parameters/path", "rb") as file:
-            path = file.read(4096).decode().strip()
+        name = f"{config.sys_root.rstrip('/')}/sys/module/firmware_class/parameters/path"
+        path = linux.read_file(name, _MAX_PATH).decode().strip()
     except (OSError, UnicodeDecodeError):
         return ()
     return (path,) if path.startswith("/") else ()

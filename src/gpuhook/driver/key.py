@@ -19,6 +19,7 @@ _LIMIT = 64 * 1024  # bytes of any of these files
 _MINORS_LIMIT = 1 << 20  # bytes of mig-minors, which lists what 32 GPUs could have: 150 KiB
 _MAX_NAMES = 4096
 _DEPTH = 5  # capabilities/gpu0/mig/gi1/ci0
+_MAX_TREE = 16384  # names below it; eight GPUs, divided as far as they can be, have 1100
 
 
 def take(config: "Config", watch: "list[str]") -> "list[JSON]":
@@ -29,7 +30,7 @@ def take(config: "Config", watch: "list[str]") -> "list[JSON]":
 def head(config: "Config") -> "list[JSON]":
     """The part that does not depend on the files: gpuhook, the boot, the configuration, the kernel module, its GPUs."""
     proc, module = _below(config.proc_root, "/proc"), _below(config.sys_root, "/sys/module/nvidia")
-    tree = _tree(proc + "/driver/nvidia/capabilities", _DEPTH)
+    tree = _tree(proc + "/driver/nvidia/capabilities", _DEPTH, [_MAX_TREE])
     instances = _instances(tree, "")
     minors = cap_minors(config) if instances else ""
     return [
@@ -105,13 +106,17 @@ def _names(directory: str) -> list[str]:
         return []
 
 
-def _tree(directory: str, depth: int) -> "list[JSON]":
-    """The names below a directory: of GPUs, their MIG directory, and its instances; files have other names."""
+def _tree(directory: str, depth: int, room: list[int]) -> "list[JSON]":
+    """The names below a directory: of GPUs, their MIG directory, and its instances; files have other names.
+
+    `room` is how many names there may still be.
+    """
     found: list[JSON] = []
     for name in _names(directory):
         found.append(name)
-        if depth and name.startswith(("gpu", "mig", "gi", "ci")):
-            below = _tree(f"{directory}/{name}", depth - 1)
+        room[0] -= 1
+        if depth and room[0] > 0 and name.startswith(("gpu", "mig", "gi", "ci")):
+            below = _tree(f"{directory}/{name}", depth - 1, room)
             if below:
                 found.append(below)
     return found

@@ -5,11 +5,12 @@ Off the hot path. Nothing here knows a library by name: a directory is looked at
 
 import os
 import stat
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from struct import Struct
 
-from gpuhook import ldcache
-from gpuhook.driver.tree import Tree
+from gpuhook import ldcache, linux
+from gpuhook.driver.tree import MAX_PARTS, Tree
 
 LOADER_CACHE = "/etc/ld.so.cache"
 # ABI flags of the entries for 32-bit programs that a host of this machine runs: ELF for glibc 2 (and armhf's floats)
@@ -19,6 +20,8 @@ _OLD_MAGIC = b"ld.so-1.7.0"
 _OLD_HEADER = 16  # bytes: the magic, padded, and the number of entries
 _OLD_ROW = Struct("<III")  # flags, offset of the name, offset of the path, both from where the strings begin
 _MAX_DIRECTORIES = 64  # that one pattern may name
+_MAX_LISTED = 512  # directories that are read for all patterns of a search list, and the names in them
+_MAX_NAMES = 500_000  # one of the Nix store has 200,000
 
 
 def cached(tree: Tree, flags: int, left_out: list[tuple[str, str]]) -> list[tuple[str, bool]]:
@@ -34,8 +37,7 @@ def cached(tree: Tree, flags: int, left_out: list[tuple[str, str]]) -> list[tupl
         left_out.append((place.path, place.untrusted or "no regular file"))
         return []
     try:
-        with open(tree.host(place.path), "rb") as file:
-            entries = _entries(file.read(ldcache.LIMIT_FILE + 1))
+        entries = _entries(linux.read_file(tree.host(place.path), ldcache.LIMIT_FILE))
     except OSError as error:
         left_out.append((place.path, f"cannot be read: {error.strerror}"))
         return []
@@ -61,8 +63,13 @@ def _old_entries(data: bytes) -> list[tuple[int, str, str]]:
     if count > ldcache.LIMIT_ENTRIES or not _OLD_HEADER <= start <= len(data) <= ldcache.LIMIT_FILE:
         raise ValueError(f"truncated: {count} entries in {len(data)} bytes")
     found = []
+    size = 0
     for flags, key, at in _OLD_ROW.iter_unpack(data[_OLD_HEADER:start]):
-        name, path = (data[start + offset :][: ldcache.LIMIT_NAME].partition(b"\0")[0] for offset in (key, at))
+        name, path = (data[start + offset : start + offset + ldcache.LIMIT_NAME] for offset in (key, at))
+        name, path = name.partition(b"\0")[0], path.partition(b"\0")[0]
+        size += len(name) + len(path)
+        if size > ldcache.LIMIT_STRINGS:  # entries may share strings
+            raise ValueError(f"names and paths of more than {ldcache.LIMIT_STRINGS} bytes")
         if name and path.startswith(b"/"):
             found.append((flags, os.fsdecode(name), os.fsdecode(path)))
     return found
@@ -72,10 +79,43 @@ def _is_driver_like(name: str) -> bool:
     return name.startswith(("libcuda", "libnvidia-", "libnvcuvid", "libnvoptix")) or "_nvidia.so" in name
 
 
-def expand(tree: Tree, pattern: str, watch: set[str]) -> list[str]:
+def expand_all(tree: Tree, patterns: Iterable[str], watch: set[str], left_out: list[tuple[str, str]]) -> list[str]:
+    """The directories that a search list names, in its order; an entry that takes too long to follow is left out.
+
+    `/*/*/*/*` would read half of the host, and each start look at every directory that was read.
+    """
+    room = Room()
+    found: list[str] = []
+    for pattern in patterns:
+        named = expand(tree, pattern, watch, room)
+        if named is None:
+            left_out.append((pattern, f"its wildcards, and those before it, pass more than {_MAX_LISTED} directories"))
+        else:
+            found += named
+    return found
+
+
+class Room:
+    """How many directories, and names in them, may still be read to follow patterns."""
+
+    def __init__(self) -> None:
+        self.directories = _MAX_LISTED
+        self.names = _MAX_NAMES
+
+    def read(self, tree: Tree, directory: str) -> list[str] | None:
+        """The names in a directory; None where no more may be read."""
+        if self.directories <= 0 or self.names <= 0:
+            return None
+        names = tree.names(directory)
+        self.directories -= 1
+        self.names -= len(names)
+        return names
+
+
+def expand(tree: Tree, pattern: str, watch: set[str], room: Room) -> list[str] | None:
     """The directories that a search-list entry names; `*` and `?` match within one component.
 
-    What would make the answer another goes to `watch`.
+    What would make the answer another goes to `watch`. None where `room` does not do.
     """
     if not any(letter in pattern for letter in "*?["):
         return [pattern]
@@ -92,8 +132,11 @@ def expand(tree: Tree, pattern: str, watch: set[str]) -> list[str]:
             if place is None:
                 watch.add(path or "/")
                 continue
+            names = room.read(tree, place.path)
+            if names is None:
+                return None
             watch.add(place.path)
-            step += [f"{path}/{name}" for name in tree.names(place.path) if fnmatchcase(name, part)]
+            step += [f"{path}/{name}" for name in names if fnmatchcase(name, part)]
         paths = step[:_MAX_DIRECTORIES]
     return paths
 
@@ -101,21 +144,28 @@ def expand(tree: Tree, pattern: str, watch: set[str]) -> list[str]:
 def needed(tree: Tree, watch: set[str]) -> set[str]:
     """What is to be watched of `watch`: each start looks at every path.
 
-    Of what is not there the coming shows in the directory above it, or in a name further up that is not there either,
-    where that is watched. A link that leads nowhere shows nothing of what comes behind it. Where the driver root itself
-    is not there, everything comes with it.
+    What is deeper than `MAX_PARTS` is not looked at. Of what is not there the coming shows in the directory above it,
+    or in a name further up that is not there either, where that is watched. A link that leads nowhere shows nothing of
+    what comes behind it. Where the driver root itself is not there, everything comes with it.
     """
     if tree.find("/") is None:
         return {"/"}
 
+    there: dict[str, bool] = {}
+
+    def is_there(path: str) -> bool:
+        if path not in there:
+            there[path] = os.path.lexists(tree.host(path))
+        return there[path]
+
     def shows_itself(path: str) -> bool:
-        while not os.path.lexists(tree.host(path)):
+        while not is_there(path):
             path = path.rpartition("/")[0] or "/"
             place = tree.find(path)
             if place is not None:
                 return place.path not in watch
-            if path in watch and not os.path.lexists(tree.host(path)):
+            if path in watch and not is_there(path):
                 return False
         return True
 
-    return {path for path in watch if shows_itself(path)}
+    return {path for path in watch if path.count("/") <= MAX_PARTS and shows_itself(path)}

@@ -19,6 +19,7 @@ from gpuhook.errors import GpuhookError
 from gpuhook.model import Gpu, Record, astuple, replace
 
 LOCK = "driver.lock"
+_MOST_LEFT_OUT = 256  # files that are said to be left out: each start reads them
 _TRIES = 3  # refreshes in a row during which the driver may change under us
 _EXTRA_WAIT = 5.0  # seconds that another process gets beyond NVML's deadline
 # What the files alone say. An installer at work can make it look so for a moment: it counts where it is seen twice.
@@ -165,7 +166,16 @@ def make(config: Config) -> Stored:
         life = 0.0  # who comes next may find it at rest
     if error is None and made is not None and any(gpu.error for gpu in made.gpus):
         life = record.LOST_GPU_LIFE
-    return Stored(record.now(), life, taken, watch, found.left_out, error, made)
+    return Stored(record.now(), life, taken, watch, _few(found.left_out), error, made)
+
+
+def _few(left_out: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """What was left out, up to a number that a person reads."""
+    if len(left_out) <= _MOST_LEFT_OUT:
+        return left_out
+    last, reason = left_out[_MOST_LEFT_OUT - 1]
+    more = len(left_out) - _MOST_LEFT_OUT
+    return [*left_out[: _MOST_LEFT_OUT - 1], (last, f"{reason}; {more} more files are not named here")]
 
 
 def _files(config: Config, version: str) -> Found:

@@ -15,6 +15,7 @@ from pathlib import Path
 from gpuhook.model import FileId
 
 _MAX_LINKS = 40  # as the kernel has it (path_resolution(7))
+MAX_PARTS = 64  # of a path, with those of the links in it; a driver lies a dozen deep
 _MAX_NAMES = 100_000
 
 
@@ -54,12 +55,15 @@ class Tree:
         return self.root + path
 
     def find(self, path: str) -> Place | None:
-        """Follow `path` from the root, links inside the root; None where it leads nowhere."""
+        """Follow `path` from the root, links inside the root; None where it leads nowhere, or through `MAX_PARTS`."""
         done = ""  # a directory below the root, free of links
         todo = [part for part in reversed(path.split("/")) if part]
-        links = 0
+        links = steps = 0
         while todo:
             part = todo.pop()
+            steps += 1
+            if steps > MAX_PARTS:
+                return None
             if part == ".":
                 continue
             if part == "..":
@@ -101,7 +105,7 @@ class Tree:
             at = self.root + path if path != "/" else self.root or "/"
             try:
                 self._known[path] = (os.lstat(at), at)
-            except OSError:
+            except (OSError, ValueError):  # ValueError: a NUL byte, which no name has
                 self._known[path] = None
         return self._known[path]
 
