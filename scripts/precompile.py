@@ -95,6 +95,9 @@ def put(path: str, data: bytes) -> None:
     with open(new, "wb") as file:
         file.write(data)
         os.fchmod(file.fileno(), 0o644)
+        os.fsync(
+            file.fileno()
+        )  # a launcher starts with what it finds: half a file after a power cut would fail each start
     os.rename(new, path)
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from gpuhook import __version__
 from gpuhook.cli import COMMANDS
+from gpuhook.errors import EXIT_CODES
 from tests.images import CHECKOUT
 from tests.package.conftest import NEWER, Built, Host, NewDeb, build
 
@@ -138,6 +139,78 @@ def test_a_life(host: Host, packages: Built, newer: Built) -> None:
     assert host.start(host.bundle("third"), "third") == SEEN  # by the configuration that was kept
     host.dpkg("--purge", "gpuhook")
     assert host.files() ^ before == {"/run/runc"}
+
+
+def test_it_takes_the_place_of_what_scripts_install_left(
+    host: Host, packages: Built, newer: Built, installed: Path
+) -> None:
+    """All of it goes, though dpkg knows nothing of it: with the package's first configuration, and with its removal."""
+    before = host.files()
+    host.machine.check("cp", "-R", f"{installed}/usr", "/")
+    said = host.dpkg("--install", packages.deb("gpuhook"))
+    assert host.machine.check("ls", f"{LIBRARY}/vendor").split() == ["__pycache__", "pynvml.py"]
+    host.dpkg("--install", newer.deb("gpuhook"))
+    host.machine.check("cp", "-R", f"{installed}/usr", "/")  # again, over the package
+    said += host.dpkg("--purge", "gpuhook")
+    assert "warning" not in said
+    assert host.files() == before
+
+
+def test_it_takes_back_what_others_own(host: Host, packages: Built) -> None:
+    """Whoever owned the modules' folder could exchange what root runs; dpkg leaves folders as they are."""
+    host.dpkg("--install", packages.deb("gpuhook"))
+    host.machine.check("chown", "-R", "1000:1000", "/usr/lib/gpuhook")
+    host.machine.check("chmod", "777", "/usr/lib/gpuhook", LIBRARY)
+    host.machine.write(f"{LIBRARY}/click.py", "")
+    host.dpkg("--install", packages.deb("gpuhook"))
+    found = host.machine.check(
+        "find", "/usr/lib/gpuhook", "!", "-type", "l", "(", "!", "-user", "0", "-o", "-perm", "/022", ")"
+    )
+    assert found == ""
+    assert host.machine.run("ls", f"{LIBRARY}/click.py").code != 0
+
+
+def test_what_was_being_compiled_goes_too(host: Host, packages: Built, newer: Built) -> None:
+    """dpkg was killed while a bundle was written: the version's folder is removed with the upgrade all the same."""
+    host.dpkg("--install", packages.deb("gpuhook"))
+    host.machine.write(f"{LIBRARY}/shim.bundle.new-77", "half")
+    said = host.dpkg("--install", newer.deb("gpuhook"))
+    assert "warning" not in said
+    assert host.machine.check("ls", "/usr/lib/gpuhook") == f"{NEWER}\n"
+
+
+def test_into_another_root(host: Host, packages: Built, newer: Built) -> None:
+    """Where nothing can run (another architecture): what is installed here is left alone, whatever is done there."""
+    host.dpkg("--install", packages.deb("gpuhook"))
+    root = host.machine.folder / "root-of-another"
+    (root / "var/lib/dpkg/info").mkdir(parents=True)
+    (root / "var/lib/dpkg/updates").mkdir()
+    (root / "var/lib/dpkg/status").touch()
+    into = [f"--root={root}", "--force-script-chrootless", "--force-depends"]
+    host.dpkg(*into, "--install", packages.deb("gpuhook"))
+    (root / "usr/lib/gpuhook/0.0.1").mkdir()
+    host.dpkg(*into, "--install", newer.deb("gpuhook"))
+    assert [path.name for path in (root / "usr/lib/gpuhook").iterdir()] == [NEWER]
+    host.dpkg(*into, "--purge", "gpuhook")
+    assert not (root / "usr/lib/gpuhook").exists()
+    assert not (root / "etc/gpuhook").exists()
+    assert host.machine.check("dpkg", "--verify", "gpuhook") == ""
+    assert host.machine.check("gpuhook", "--version") == f"gpuhook {__version__}\n"
+    assert host.machine.run("ls", f"{LIBRARY}/shim.bundle").code == 0
+
+
+def test_without_its_python_modules(host: Host, packages: Built) -> None:
+    """Forced to: the command says what is missing, and containers start; without python3 it is removed all the same."""
+    host.dpkg("--purge", "--force-depends", "python3-click")
+    host.dpkg("--install", "--force-depends", packages.deb("gpuhook"))
+    host.use_driver()
+    assert host.start(host.bundle("clickless"), "clickless") == SEEN
+    done = host.machine.run("gpuhook", "info")
+    assert (done.code, done.out) == (EXIT_CODES["installation-damaged"], "")
+    assert done.err.startswith("gpuhook: the Python module click is not there [installation-damaged]\n")
+    host.machine.check("rm", "/usr/bin/python3")
+    host.dpkg("--purge", "gpuhook")
+    assert host.machine.run("ls", "/usr/lib/gpuhook").code != 0
 
 
 def test_installing_tells_no_engine(host: Host, packages: Built) -> None:
