@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuhook import sim
+from gpuhook.sim.options import gpu_uuid
 from tests import bundles
 from tests.conftest import World
 from tests.runc.test_rootless import AS_USER, USER, given
@@ -247,7 +248,8 @@ def test_r31_a_container_has_the_card_that_it_asked_for(
         buses = ("0000:84:00.0", "0000:0b:00.0", "0001:0b:00.0")
         sim.create(driver, sim.SimOptions(gpus=3, minors=(2, 0, 1), bus_ids=buses))
     world.use_driver(driver)
-    for asked, minor in (("0", 2), ("0b:00.0", 0), ("0001:0b:00.0", 1), ("2", 1)):
+    by_uuid = [(gpu_uuid(index), minor) for index, minor in enumerate((2, 0, 1))]
+    for asked, minor in (("0", 2), ("0b:00.0", 0), ("0001:0b:00.0", 1), ("2", 1), *by_uuid):
         done = start("ls /dev", f"NVIDIA_VISIBLE_DEVICES={asked}")
         names = [name for name in done.out.split() if name[:6] == "nvidia" and name[6:].isdigit()]
         assert names == [f"nvidia{minor}"], done

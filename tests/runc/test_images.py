@@ -403,9 +403,7 @@ def test_a_program_of_the_users_own_volume_wins(shim: bundles.Runtime, new_bundl
     assert (done.code, done.out) == (0, "mine\n"), done.err
 
 
-def test_a_volume_over_dev(
-    shim: bundles.Runtime, new_bundle: NewBundle, folder: Path, sim_driver: Path, world: World
-) -> None:
+def test_a_volume_over_dev(any_shim: bundles.Runtime, new_bundle: NewBundle, folder: Path, sim_driver: Path) -> None:
     """The runtime makes no nodes in it and neither does gpuhook: the nodes are those that it has."""
     own = folder / "dev"
     own.mkdir()
@@ -417,7 +415,7 @@ def test_a_volume_over_dev(
     spec["mounts"].append(bundles.mount("/dev", "bind", str(own), "rbind"))
     (bundle.path / "config.json").write_text(json.dumps(spec))
 
-    done = shim.run(bundle)
+    done = any_shim.run(bundle)
 
     assert FOUND in done.out, done.err
     assert "/dev/nvidia0: ok" in done.out
