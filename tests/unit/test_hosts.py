@@ -59,6 +59,7 @@ def text(document: dict[str, Any]) -> str:
                 name if name == called else f"{name} as {called}"
             )
     lines = [line for folder, names in folders.items() for line in (folder, *(f"  {name}" for name in names))]
+    lines += [f"file {item['target']} ({item['reason']})" for item in document["files"]]
     lines += [f"node {node['path']}" for node in document["nodes"]]
     lines += [f"warning {line}" for line in document["warnings"]]
     return "".join(f"{line}\n" for line in lines).replace(MULTIARCH, "TRIPLET")
