@@ -49,10 +49,11 @@ def select(record: Record, capabilities: "tuple[str, ...]") -> "tuple[DriverFile
     files = tuple([item for item in record.files if item.capability in wanted and (narrow or item.bits != 32)])
     for word, soname in _NEEDED:
         if word in wanted and not any(item.soname == soname and item.bits != 32 for item in files):
+            mine = " and ".join([asked for asked in capabilities if word in (asked, *BRINGS.get(asked, ()))])
             raise GpuhookError(
                 "library-missing",
-                f"the capability {word} needs {soname} of driver {record.driver}, and this host has none",
-                f"install the driver's package with {soname}, or leave {word} out of NVIDIA_DRIVER_CAPABILITIES",
+                f"the capability {mine} needs {soname} of driver {record.driver}, and this host has none",
+                f"install the driver's package with {soname}, or leave {mine} out of NVIDIA_DRIVER_CAPABILITIES",
             )
     return files
 

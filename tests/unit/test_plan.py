@@ -52,20 +52,25 @@ def test_select(capabilities: tuple[str, ...], expected: set[DriverFile]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("capability", "missing", "soname"),
+    ("words", "missing", "soname", "named"),
     [
-        ("compute", CUDA, "libcuda.so.1"),
-        ("video", CUDA, "libcuda.so.1"),
-        ("utility", ML, "libnvidia-ml.so.1"),
+        (("compute",), CUDA, "libcuda.so.1", "compute"),
+        (("video", "utility"), CUDA, "libcuda.so.1", "video"),
+        (("compute", "utility", "video"), CUDA, "libcuda.so.1", "compute and video"),
+        (("utility",), ML, "libnvidia-ml.so.1", "utility"),
     ],
-    ids=["compute", "video", "utility"],
+    ids=["compute", "video", "both", "utility"],
 )
-def test_a_capability_that_cannot_work_is_refused(capability: str, missing: DriverFile, soname: str) -> None:
-    """The 32-bit library does not make up for the missing one."""
+def test_a_capability_that_cannot_work_is_refused(
+    words: tuple[str, ...], missing: DriverFile, soname: str, named: str
+) -> None:
+    """By the words that were asked for. The 32-bit library does not make up for the missing one."""
     record = replace(RECORD, files=tuple(item for item in FILES if item != missing))
     with pytest.raises(GpuhookError) as caught:
-        plan.select(record, (capability,))
+        plan.select(record, words)
     assert caught.value.reference == "library-missing"
+    assert f"the capability {named} needs" in caught.value.message
+    assert f"leave {named} out" in caught.value.hint
     assert soname in caught.value.message
     assert "535.161.08" in caught.value.message
 
