@@ -128,19 +128,23 @@ def link_number(node: Node, dev_root: str) -> None:
     link = f"/dev/char/{node.major}:{node.minor}"
     try:
         posix.stat(link)
+        return
     except OSError:
-        text = f"..{node.path[4:]}" if dev_root == "/" else f"{dev_root}{node.path}"
-        new = f"{link}.{posix.getpid()}.gpuhook"  # renamed over, because another start may be at the same link
-        for make, arguments in (
-            (posix.mkdir, ("/dev/char",)),
-            (posix.symlink, (text, new)),
-            (posix.rename, (new, link)),
-            (posix.unlink, (new,)),  # where it could not be renamed
-        ):
-            try:
-                make(*arguments)
-            except OSError:
-                pass
+        pass
+    text = f"..{node.path[4:]}" if dev_root == "/" else f"{dev_root}{node.path}"
+    new = f"{link}.{posix.getpid()}.gpuhook"
+    try:
+        try:
+            posix.mkdir("/dev/char")
+        except FileExistsError:
+            pass
+        try:
+            posix.symlink(text, link)
+        except FileExistsError:  # it leads nowhere: replaced in one step, because another start may be at it
+            posix.symlink(text, new)
+            posix.rename(new, link)
+    except OSError:
+        pass
 
 
 # --- the low-level runtime --------------------------------------------------------------------------------------

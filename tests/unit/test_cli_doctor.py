@@ -445,15 +445,23 @@ def test_nvidias_toolkit_and_who_uses_it(tmp_path: Path) -> None:
     (tmp_path / "etc/containers").mkdir()
     (tmp_path / "etc/containers/containers.conf").write_text("# nvidia-container-runtime\n")
     host = Host(root=str(tmp_path), environ={"PATH": f"{tmp_path}/bin"})
-    found = [(item.level, item.check, item.message.split(" ")[0]) for item in neighbours.toolkit(host)]
+    found = [(item.level, item.check, item.message.split(" ")[0]) for item in neighbours.toolkit(host, "")]
     assert found == [
         ("note", "toolkit", "NVIDIA's"),
         ("note", "toolkit-runtime", "/etc/docker/daemon.json"),
     ]
-    assert [item.check for item in neighbours.toolkit(host, "podman")] == ["toolkit"]
-    assert [item.check for item in neighbours.toolkit(host, "docker")] == ["toolkit", "toolkit-runtime"]
+    assert [item.check for item in neighbours.toolkit(host, "", "podman")] == ["toolkit"]
+    assert [item.check for item in neighbours.toolkit(host, "", "docker")] == ["toolkit", "toolkit-runtime"]
     empty = Host(root=str(tmp_path / "none"), environ={"PATH": "/none"})
-    assert [item.level for item in neighbours.toolkit(empty)] == ["ok"]
+    assert [item.level for item in neighbours.toolkit(empty, "")] == ["ok"]
+
+
+def test_the_link_of_gpuhook_docker_gpus_is_no_toolkit(tmp_path: Path) -> None:
+    (tmp_path / "usr/bin").mkdir(parents=True)
+    program(tmp_path / "usr/bin/gpuhook-hook", "#!/bin/sh\n")
+    (tmp_path / "usr/bin/nvidia-container-runtime-hook").symlink_to("gpuhook-hook")
+    host = Host(environ={"PATH": f"{tmp_path}/usr/bin"})
+    assert [item.level for item in neighbours.toolkit(host, str(tmp_path)) if item.check == "toolkit"] == ["ok"]
 
 
 @pytest.mark.parametrize(

@@ -507,8 +507,14 @@ def test_a_daemon_that_does_not_run_needs_nothing(world: World) -> None:
     """Nothing to reload: it reads the file when it starts."""
     world.systemd()
     restart = proposed(world).restart
-    text = "dockerd does not run: it reads the file when it starts (`systemctl start docker`)"
+    text = "dockerd does not run: it is read when dockerd starts (`systemctl start docker`)"
     assert restart == Restart((), text, needed=False)
+
+
+def test_a_daemon_that_reads_another_file_is_not_said_to_rest(world: World) -> None:
+    world.dockerd(7)
+    restart = proposed(world, config="/srv/d.json").restart
+    assert restart == Restart((), "no dockerd that runs reads this file: it is read when dockerd starts", needed=False)
 
 
 def test_a_rootless_start_is_of_the_users_systemd(user: World) -> None:

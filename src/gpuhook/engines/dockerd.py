@@ -312,7 +312,7 @@ def _way(host: Host, place: Place, document: dict[str, Any], why: str) -> _Way:
     # rootlesskit stands between systemd and a rootless dockerd; the signal is for dockerd itself
     reload = _has_unit(host, place) and place.kind == "system"
     command = ("systemctl", "reload", "docker") if reload else ("kill", "-HUP", str(place.pid))
-    return _Way(command, "dockerd reads its file in", f"`{' '.join(command)}`", "running containers go on")
+    return _Way(command, "have dockerd read its file:", f"`{' '.join(command)}`", "running containers go on")
 
 
 def _how_started(host: Host, place: Place) -> str:
@@ -324,7 +324,8 @@ def _how_started(host: Host, place: Place) -> str:
 def restart(host: Host, place: Place, document: dict[str, Any], why: str) -> Restart:
     """What makes dockerd read its file. `why`: what happens at the start alone, ``: nothing."""
     if place.kind != "snap" and not place.pid:
-        text = f"dockerd does not run: it reads the file when it starts{_how_started(host, place)}"
+        which = "no dockerd that runs reads this file" if running(host) else "dockerd does not run"
+        text = f"{which}: it is read when dockerd starts{_how_started(host, place)}"
         return Restart((), text, needed=False)
     way = _way(host, place, document, why)
     return Restart(way.command, f"{way.when} {way.words}; {way.containers}")

@@ -38,7 +38,7 @@ _LINE = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\.\d{3}Z error (\S+) (.*)",
 
 def findings(host: Host, settings: Config, prefix: str, engine: str = "") -> Iterator[Finding]:
     """The neighbours' findings and the log's. `engine`: without what is about other engines alone."""
-    yield from toolkit(host, engine)
+    yield from toolkit(host, prefix, engine)
     if engine in ("", "docker"):
         yield from docker_gpus(host, prefix)
     yield from log(settings, prefix)
@@ -47,9 +47,11 @@ def findings(host: Host, settings: Config, prefix: str, engine: str = "") -> Ite
 # --- NVIDIA's container toolkit -------------------------------------------------------------------------------------
 
 
-def toolkit(host: Host, only: str = "") -> Iterator[Finding]:
-    """Whether NVIDIA's container toolkit is here too, and who uses it."""
-    programs = [name for name in _PROGRAMS if host.which(name) is not None]
+def toolkit(host: Host, prefix: str, only: str = "") -> Iterator[Finding]:
+    """Whether NVIDIA's container toolkit is here too, and who uses it. A link to gpuhook's own hook is none of it."""
+    own = f"{prefix}/usr/bin/gpuhook-hook"
+    places = {name: host.which(name) for name in _PROGRAMS}
+    programs = [name for name, path in places.items() if path is not None and not host.same(path, own)]
     uses = {
         engine: [path for pattern in patterns for path in host.glob(pattern) if _names_nvidia(host, path)]
         for engine, patterns in _CONFIGURATIONS.items()
@@ -59,7 +61,7 @@ def toolkit(host: Host, only: str = "") -> Iterator[Finding]:
         return
     if programs:
         text = f"NVIDIA's container toolkit is here too: {', '.join(programs)}"
-        if host.which("nvidia-container-runtime-hook") is not None:
+        if "nvidia-container-runtime-hook" in programs:
             text += "; `docker run --gpus` takes its hook, which gpuhook-runtime replaces by its own"
         yield Finding("note", "toolkit", text)
     for engine, paths in uses.items():
