@@ -19,6 +19,10 @@ from gpuhook.errors import GpuhookError, shown
 
 Check = Callable[[Any], Any]
 
+_MOST_PROBLEMS = 64  # that are looked for
+_MOST_PARTS = 100  # of a dotted key; the keys that there are have two
+_QUOTED = re.compile(r""""[^"]*"|'[^']*'""")
+_DIGITS = "a number of too many digits"
 _NO_DATE = 86_400 * 10**9  # ns; a file of the first day of 1970 carries no date (Nix, ostree)
 
 
@@ -286,14 +290,23 @@ def parse(data: bytes) -> Parsed:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         return Parsed(Config(), frozenset(), (Problem(line, "", "no UTF-8 text", "save it as UTF-8"),))
+    deep = _deep_key(text)
+    if deep:
+        return Parsed(
+            Config(), frozenset(), (Problem(deep, "", f"a key of more than {_MOST_PARTS} parts", _TOML_FORM),)
+        )
     try:
         tree = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         return Parsed(Config(), frozenset(), (_no_toml(text, error),))
+    except ValueError:  # the interpreter's own
+        return Parsed(Config(), frozenset(), (Problem(_long_number(text), "", _DIGITS),))
     lines = text.splitlines()
     problems: list[Problem] = []
     given: dict[str, Any] = {}
     for section, table in tree.items():
+        if len(problems) >= _MOST_PROBLEMS:  # each takes a search
+            break
         if section not in SECTIONS:
             problems.append(_unknown_section(lines, section))
         elif not isinstance(table, dict):
@@ -309,8 +322,10 @@ def parse(data: bytes) -> Parsed:
 def _read_section(lines: list[str], section: str, table: dict[str, Any], given: dict[str, Any]) -> list[Problem]:
     """Put the checked values of one section into `given`; what is wrong with the others."""
     known = {key.name: key for key in KEYS if key.section == section}
-    problems = []
+    problems: list[Problem] = []
     for name, item in table.items():
+        if len(problems) >= _MOST_PROBLEMS:
+            break
         if name not in known:
             problems.append(_unknown_key(lines, section, name))
             continue
@@ -319,7 +334,25 @@ def _read_section(lines: list[str], section: str, table: dict[str, Any], given: 
         except BadValueError as bad:
             line = find(lines, section, name, bad.part)
             problems.append(Problem(line, f"{section}.{name}", bad.text, bad.hint))
+        except ValueError:  # what a message can't say: a hexadecimal number without an end
+            problems.append(Problem(find(lines, section, name), f"{section}.{name}", _DIGITS))
     return problems
+
+
+def _deep_key(text: str) -> int:
+    """The line with a key of too many parts, or 0: tomllib takes minutes and gigabytes for one of thousands."""
+    if text.count(".") <= _MOST_PARTS:
+        return 0
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.count(".") > _MOST_PARTS and _QUOTED.sub("", line).partition("#")[0].count(".") > _MOST_PARTS:
+            return number
+    return 0
+
+
+def _long_number(text: str) -> int:
+    """The line with a number that the interpreter refuses to read."""
+    found = re.search(r"[0-9][0-9_]{4000}", text)
+    return text.count("\n", 0, found.start()) + 1 if found else 0
 
 
 _TOML_FORM = "below a [section] write lines of the form key = value; text values need double quotes"

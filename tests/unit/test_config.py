@@ -212,13 +212,71 @@ def test_a_bad_file_is_refused_with_file_line_key_and_text(prefix: str, text: st
         (b"\n\n[log]\nfile = '\xff'\n", 4, "no UTF-8 text"),
         (b"a = " + b"[" * 100000, 1, "no TOML: nested too deeply"),
         (b'a = """x\n', 1, "no TOML"),
+        (b"[hook]\n" + b"a." * 30000 + b"a = 1", 2, "a key of more than 100 parts"),
+        (b"[" + b'"a" . ' * 30000 + b"a]", 1, "a key of more than 100 parts"),
+        (b"[hook]\ndeadline = " + b"1" * 5000, 2, "a number of too many digits"),
     ],
-    ids=["no quotes", "open header", "key twice", "table twice", "latin-1", "deep", "open text"],
+    ids=[
+        "no quotes",
+        "open header",
+        "key twice",
+        "table twice",
+        "latin-1",
+        "deep",
+        "open text",
+        "a deep key",
+        "a deep header",
+        "digits",
+    ],
 )
 def test_what_is_no_toml_is_refused_with_its_line(data: bytes, line: int, sentence: str) -> None:
     (problem,) = configfile.parse(data).problems
     assert (problem.line, problem.key) == (line, "")
     assert sentence in problem.text
+
+
+DIGITS = "0x" + "f" * 5000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"[hook]\ndeadline = {DIGITS}",
+        f"[driver]\nmake-nodes = {DIGITS}",
+        f"[driver]\nlibrary-dirs = [{DIGITS}]",
+        f"[log]\nlevel = {DIGITS}",
+        f"[driver]\nsockets = {DIGITS}",
+    ],
+    ids=["seconds", "boolean", "in a list", "word", "list"],
+)
+def test_a_number_that_cannot_be_shown_is_refused(text: str) -> None:
+    """Python writes no number of more than 4300 digits, and reads hexadecimal ones of any length."""
+    (problem,) = configfile.parse(text.encode()).problems
+    assert problem.line == 2
+    assert problem.text == "a number of too many digits"
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "text",
+    ["".join(f"[a{number}]\n" for number in range(50000)), "[hook]\n" + "".join(f"a{n}=1\n" for n in range(50000))],
+    ids=["sections", "keys"],
+)
+def test_a_file_full_of_mistakes_is_refused_soon(text: str) -> None:
+    assert len(configfile.parse(text.encode()).problems) == 64
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[driver]\nlibrary-dirs = [" + ", ".join(f'"/a.b.c/{number}.d"' for number in range(60)) + "]",
+        "[hook]\n# " + "." * 500 + "\ndeadline = 3",
+        "[driver]\nlibrary-dirs = ['/" + "a." * 1000 + "b']",
+    ],
+    ids=["a list of names", "a comment", "a long name"],
+)
+def test_dots_that_are_no_key_are_taken(text: str) -> None:
+    assert configfile.parse(text.encode()).problems == ()
 
 
 def test_load_tells_the_first_of_several_errors_and_how_many_more(prefix: str) -> None:
