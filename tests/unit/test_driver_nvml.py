@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import resource
 import stat
 import subprocess
 import sys
@@ -118,6 +119,26 @@ def test_helper_reads_libraries_that_nobody_cannot_reach(sim_driver: Path, folde
     closed = folder / "closed"
     closed.mkdir(mode=0o700)
     assert len(ask(config_of(copy_of(sim_driver, closed / "driver"))).gpus) == 2
+
+
+@pytest.mark.parametrize("number", [*range(4, 14), 16])
+def test_too_few_descriptors(sim_driver: Path, number: int) -> None:
+    """Whichever call meets the limit: it is NVML that could not be asked, and no defect of gpuhook."""
+    config = config_of(sim_driver)
+    found = libraries(config)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.closerange(3, 256)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (number, number))
+            nvml.ask(config, *found)
+            code = 0
+        except GpuhookError as error:
+            code = 0 if error.reference == "nvml-failed" and error.hint else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_library_exchanged_after_discovery(sim_driver: Path, folder: Path) -> None:
@@ -353,6 +374,11 @@ BAD_ANSWERS: dict[str, object] = {
     "minor-is-huge": answer_with(minor=1 << 40),
     "minor-is-below": answer_with(minor=-2),
     "uuid-is-null": answer_with(uuid=None),
+    "uuid-is-a-list": answer_with(uuid="GPU-1,GPU-2"),
+    "uuid-is-an-option": answer_with(uuid="--label"),
+    "bus-id-is-a-path": answer_with(bus_id="../../../../etc"),
+    "bus-id-climbs": answer_with(bus_id="0000/../../../etc"),
+    "mig-uuid-has-a-blank": answer_with(mig=True, migs=[[0, "MIG-1 --proc", 1, 0, False]]),
     "arch-is-text": answer_with(arch="90"),
     "mig-is-short": answer_with(mig=True, migs=[[0, "MIG-1", 1]]),
     "mig-instance-is-text": answer_with(mig=True, migs=[[0, "MIG-1", "1", 0]]),

@@ -31,6 +31,8 @@ _LIMIT = 1 << 20  # bytes of an answer; 64 GPUs take 16 KiB
 _KILL_WAIT = 0.5  # seconds that a killed helper gets to go; one in uninterruptible sleep is abandoned
 _NOBODY = 65534
 _TEXT = 200  # characters of any text that NVML gives
+_UUID = re.compile(r"[A-Za-z0-9][A-Za-z0-9/_.-]*", re.ASCII)
+_BUS_ID = re.compile(r"[0-9A-Fa-f]{8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]", re.ASCII)
 _NODES = re.compile(r"nvidia(ctl|[0-9]+)|dxg", re.ASCII)
 
 _NOT_LOADED, _MISMATCH, _PERMISSION = 9, 18, 4  # nvmlReturn_t
@@ -53,9 +55,15 @@ def ask(config: Config, nvml: DriverFile, cuda: DriverFile | None) -> Answer:
     Raises nvml-timeout, nvml-crashed, nvml-failed, driver-not-loaded, driver-version-mismatch, and driver-changed where
     a library is no longer the file that was found.
     """
-    data, status = _asked(config, nvml, cuda)
-    if status == -signal.SIGKILL:
+    try:
         data, status = _asked(config, nvml, cuda)
+        if status == -signal.SIGKILL:
+            data, status = _asked(config, nvml, cuda)
+    except OSError as error:
+        hint = (
+            "raise the limit that is meant (ulimit -n of the engine, the memory of its cgroup), or see the kernel's log"
+        )
+        raise _failed(f"the NVML helper cannot be started: {error.strerror}", hint) from None
     return _read(nvml, data, status)
 
 
@@ -297,9 +305,9 @@ def _failed(message: str, hint: str = "does nvidia-smi run on the host? Look for
 def _gpu(row: dict[str, Any]) -> Gpu:
     return Gpu(
         _number(row["index"], 0, 4095),
-        _clean(row["uuid"]),
+        _formed(_UUID, row["uuid"]),
         _number(row["minor"], -1, 1 << 20),
-        _clean(row["bus_id"]).lower(),
+        _formed(_BUS_ID, row["bus_id"]).lower(),
         _clean(row["name"]),
         _clean(row["brand"]).lower(),
         tuple(_number(part, 0, 999) for part in row["arch"][:2]),
@@ -310,7 +318,7 @@ def _gpu(row: dict[str, Any]) -> Gpu:
 
 
 def _mig(index: object, uuid: object, gi: object, ci: object, gfx: object) -> Mig:
-    ids = _number(index, 0, 63), _clean(uuid), _number(gi, 0, 4095), _number(ci, 0, 4095)
+    ids = _number(index, 0, 63), _formed(_UUID, uuid), _number(gi, 0, 4095), _number(ci, 0, 4095)
     return Mig(*ids, gfx=gfx is True)
 
 
@@ -318,6 +326,14 @@ def _number(item: object, low: int, high: int) -> int:
     if type(item) is not int or not low <= item <= high:
         raise ValueError(f"no number from {low} to {high}: {item!r:.50}")
     return item
+
+
+def _formed(form: re.Pattern[str], item: object) -> str:
+    """A word that becomes part of a path or of an argument; empty where NVML did not tell."""
+    text = _clean(item)
+    if text and not form.fullmatch(text):
+        raise ValueError(f"{text!r:.50} is not of the form {form.pattern}")
+    return text
 
 
 def _clean(item: object) -> str:
