@@ -63,7 +63,14 @@ def mount(
     reading, writing = posix.pipe2(linux.O_CLOEXEC)
     nothing = linux.open_null()
     jsonio.dumps({})  # the encoder is loaded before the container's file system is in sight
-    child = posix.fork()
+    try:
+        child = posix.fork()
+    except OSError as failure:
+        raise GpuhookError(
+            "mount-failed",
+            f"the process that mounts can't be started: {failure.strerror}",
+            "see the limits of processes (pids.max of the engine's cgroup, TasksMax of its unit, ulimit -u)",
+        ) from None
     if child == 0:
         code = 70
         try:
@@ -177,13 +184,19 @@ def _await(reading: int, deadline: int) -> "dict[str, object]":
 
 
 def _reap(child: int) -> None:
-    """End the child and collect it; one that sleeps in the kernel (a dead network mount) is left to it."""
-    for _ in range(_REAP_TRIES):
-        found, _ = posix.waitpid(child, posix.WNOHANG)
-        if found:
-            return
-        posix.kill(child, _SIGKILL)
-        time.sleep(0.001)
+    """End the child and collect it; one that sleeps in the kernel (a dead network mount) is left to it.
+
+    Where the runtime ignores SIGCHLD, and the hook with it, the kernel collects it first.
+    """
+    try:
+        for _ in range(_REAP_TRIES):
+            found, _ = posix.waitpid(child, posix.WNOHANG)
+            if found:
+                return
+            posix.kill(child, _SIGKILL)
+            time.sleep(0.001)
+    except (ChildProcessError, ProcessLookupError):
+        return
 
 
 def _guarded(

@@ -1,8 +1,10 @@
 """The container's mount namespace is entered in a child that proves where it is, and never outlives its deadline."""
 
 import contextlib
+import errno
 import mmap
 import os
+import posix
 import signal
 import sys
 import time
@@ -240,6 +242,33 @@ def test_a_child_that_dies_is_an_error(start: Start, root: Path, number: signal.
     assert time.monotonic() - begun < 5
     assert error.reference == "mount-failed"
     assert not Path(f"/proc/{int.from_bytes(shared[:8], 'little')}").exists()
+
+
+@pytest.fixture
+def ignored_children() -> Iterator[None]:
+    """SIGCHLD ignored, as a hook may inherit it: then the kernel collects the child."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGCHLD, before)
+
+
+def test_a_child_that_the_kernel_collects(start: Start, root: Path, ignored_children: None) -> None:
+    for _ in range(20):
+        assert entered(start(), root, lambda root: (Plan((), ("a",)), NO_IMAGE)) == ("a",)
+
+
+def test_no_process_to_mount_with(start: Start, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine's cgroup is full: fork(2) fails."""
+    box = start()
+
+    def full() -> int:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(posix, "fork", full)
+    error = refusal(box, root)
+    assert error.reference == "mount-failed"
+    assert "Resource temporarily unavailable" in error.message
+    assert "pids.max" in error.hint
 
 
 def test_the_child_dies_with_the_hook(start: Start, root: Path) -> None:
