@@ -27,7 +27,7 @@ def main(argv: list[str], prefix: str) -> int:
     log = Log(config.paths(prefix).log)
     try:
         if argv[1:] in [[word] for word in _AFTER]:
-            linux.read_fd(0, 1 << 20)
+            linux.read_fd(0, state.LIMIT)
             return state.leave(0)
         if argv[1:] not in ([], *[[word] for word in _STAGES]):
             raise GpuhookError(

@@ -36,7 +36,7 @@ class Spec:
         self.path = _absolute(path)
         self.folder = _absolute(bundle) if bundle else self.path.rpartition("/")[0]
         try:
-            fd = posix.open(self.path, posix.O_RDONLY | linux.O_CLOEXEC)
+            fd = posix.open(self.path, posix.O_RDONLY | posix.O_NONBLOCK | linux.O_CLOEXEC)
             try:
                 found = posix.fstat(fd)
                 text = linux.read_fd(fd, _SPEC_LIMIT)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 else:
     from _signal import SIG_SETMASK, pthread_sigmask
 
-_LIMIT = 1 << 20
+LIMIT = 16 << 20  # bytes, as of a spec: it has all annotations
 _ENVIRONMENT = {b"PATH": b"/usr/sbin:/usr/bin:/sbin:/bin"}
 
 
@@ -50,7 +50,7 @@ def parse(text: bytes) -> State:
 def read(fd: int) -> State:
     """Read and parse the state from a descriptor. GpuhookError `state-invalid`."""
     try:
-        return parse(linux.read_fd(fd, _LIMIT))
+        return parse(linux.read_fd(fd, LIMIT))
     except OSError as error:
         raise _bad_state(f"can't be read: {error.strerror}") from None
 

@@ -630,6 +630,15 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, what: str) -> None:
     assert str(path) in caught.value.message
 
 
+@pytest.mark.timeout(60)
+def test_a_pipe_is_no_spec(tmp_path: Path) -> None:
+    """Nobody writes to it, and nobody waits."""
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(GpuhookError) as caught:
+        oci.Spec(str(tmp_path / "config.json"))
+    assert caught.value.reference == "spec-invalid"
+
+
 CLEAN = {
     "/": "/",
     "": "/",

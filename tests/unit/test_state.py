@@ -51,6 +51,15 @@ def test_read_state_from_a_descriptor(tmp_path: Path) -> None:
     assert caught.value.reference == "state-invalid"
 
 
+def test_a_state_has_all_annotations_of_a_spec(tmp_path: Path) -> None:
+    """Runtimes copy them into the state; a spec may have 16 MiB."""
+    path = tmp_path / "state"
+    annotations = {f"name{number}": "x" * 100 for number in range(20000)}
+    path.write_text(json.dumps({"id": "box", "pid": 7, "bundle": "/b", "annotations": annotations}))
+    with path.open("rb") as file:
+        assert state.read(file.fileno()) == state.State("box", 7, "/b")
+
+
 def test_an_endless_state_ends() -> None:
     with Path("/dev/zero").open("rb") as file, pytest.raises(GpuhookError) as caught:
         state.read(file.fileno())
