@@ -129,6 +129,13 @@ def test_two_keys_with_one_counterpart_are_written_once() -> None:
     assert len(toolkitconfig.steps(found)) == 1
 
 
+def test_two_keys_that_ask_for_different_things() -> None:
+    """What is not written is not called the same."""
+    found = lines(f'{LEGACY}cuda-compat-mode = "ldconfig"\n[features]\ndisable-cuda-compat-lib-hook = true')
+    assert [line.outcome for line in found] == ["left", "carried"]
+    assert found[0].why == "features.disable-cuda-compat-lib-hook is set too, and asks for 'off'"
+
+
 SAMPLES: dict[type, Any] = {bool: True, str: "x", list: ["x"]}
 
 

@@ -314,16 +314,21 @@ def _judged(key: str, item: Any, wish: _Wish, current: Parsed) -> Line:
 
 
 def _without_contradictions(found: list[Line]) -> list[Line]:
-    """Two keys may have one counterpart (forward compatibility): what is to be written is written once."""
-    written: dict[str, str] = {}
+    """Two keys may have one counterpart (forward compatibility): what is to be written is written once, and what
+    asks for something else says so."""
+    written: dict[str, Line] = {}
+    for line in found:
+        if line.outcome == "carried":
+            written.setdefault(line.target, line)
     result = []
     for line in found:
-        if line.outcome == "carried" and line.target in written:
-            result.append(replace(line, outcome="same", why=f"{written[line.target]} brings it"))
-            continue
-        if line.outcome == "carried":
-            written[line.target] = line.key
-        result.append(line)
+        other = written.get(line.target, line)
+        if other.wanted != line.wanted:
+            result.append(replace(line, outcome="left", why=f"{other.key} is set too, and asks for {other.wanted!r}"))
+        elif other is not line:
+            result.append(replace(line, outcome="same", why=f"{other.key} brings it"))
+        else:
+            result.append(line)
     return result
 
 
