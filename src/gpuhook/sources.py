@@ -49,7 +49,7 @@ def acquire(driver_root: str, files: "tuple[DriverFile, ...]", others: "tuple[st
     proved its owner and its directories, and the identity carries that proof here.
     """
     sources = Sources()
-    root = posix.open(driver_root, linux.O_PATH | posix.O_DIRECTORY | linux.O_CLOEXEC)
+    root = _open_root(driver_root)
     try:
         for item in files:
             if item.text:  # the container gets that in its place
@@ -86,7 +86,7 @@ def acquire(driver_root: str, files: "tuple[DriverFile, ...]", others: "tuple[st
 def acquire_nodes(dev_root: str, nodes: "tuple[Node, ...]", into: Sources) -> None:
     """Handles of device nodes, each proven to be of the number that was granted. GpuhookError `driver-changed`."""
     try:
-        root = posix.open(dev_root, linux.O_PATH | posix.O_DIRECTORY | linux.O_CLOEXEC)
+        root = _open_root(dev_root)
         try:
             for node in nodes:
                 found = posix.fstat(clone(root, node.path, NODE, into, node.path))
@@ -106,7 +106,7 @@ def acquire_steps(driver_root: str, steps: "tuple[Bind, ...]", into: Sources) ->
     Links are followed below the driver root (/etc/cufile.json is one of update-alternatives); what the host does not
     have is left out.
     """
-    root = posix.open(driver_root, linux.O_PATH | posix.O_DIRECTORY | linux.O_CLOEXEC)
+    root = _open_root(driver_root)
     try:
         for step in steps:
             flags, attributes = linux.O_PATH, FILE
@@ -124,6 +124,14 @@ def acquire_steps(driver_root: str, steps: "tuple[Bind, ...]", into: Sources) ->
         restrict(into)
     finally:
         posix.close(root)
+
+
+def _open_root(path: str) -> int:
+    """A handle of a driver or dev root. GpuhookError `driver-changed` where it went away since the shim looked."""
+    try:
+        return posix.open(path, linux.O_PATH | posix.O_DIRECTORY | linux.O_CLOEXEC)
+    except OSError:
+        raise _changed(path) from None
 
 
 def _take_daemons(root: int, path: str, sources: Sources) -> None:
