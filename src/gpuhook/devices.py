@@ -201,7 +201,8 @@ def _shape(request: "Request", token: str, gpus: "tuple[Gpu, ...]") -> "tuple[st
     if lower.startswith(_MOUNTS):  # what NVIDIA's device plugin writes, for a host that takes mounts
         hint = (
             "set request.accept-devices-as-volume-mounts = true in runtime.toml, or run"
-            " `gpuhook configure ENGINE --privileged-only`, which sets it\nwhere it is set: the container has no mount below that path"
+            " `gpuhook configure ENGINE --privileged-only`, which sets it\nwhere it is set: the container has no mount"
+            " below that path"
         )
     raise GpuhookError("device-invalid", f"{request.origin} asks for {shown(token)}, {_malformed(lower)}", hint)
 

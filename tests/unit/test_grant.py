@@ -7,7 +7,7 @@ import pytest
 
 from gpuhook import grant, hook, sim
 from gpuhook.errors import GpuhookError
-from gpuhook.model import Container
+from gpuhook.model import Container, Node
 from gpuhook.sim.options import check, gpu_uuid
 from gpuhook.sim.state import capability
 from tests.unit.driver_support import config_of, copy_of
@@ -227,3 +227,25 @@ PATHS = {
 def test_stubs_and_compat_in_the_library_path_are_warned_of(value: str, count: int) -> None:
     """R87: by folder; a long value makes no long log."""
     assert len(grant.library_path(box("all", LD_LIBRARY_PATH=value))) == count
+
+
+MOUNTS = {
+    "a fresh /dev": ((("tmpfs", "/dev"), ("devpts", "/dev/pts")), ("/dev",), []),
+    "a volume at /dev": ((("/srv", "/dev"),), (), ["/dev/dri/card1", "/dev/nvidia0"]),
+    "a volume below it": ((("tmpfs", "/dev"), ("/srv", "/dev/dri")), ("/dev",), ["/dev/dri/card1"]),
+    "a fresh folder in a volume": ((("/srv", "/dev"), ("tmpfs", "/dev/dri")), ("/dev/dri",), ["/dev/nvidia0"]),
+    "a volume over the node itself": ((("tmpfs", "/dev"), ("/srv", "/dev/nvidia0")), ("/dev",), []),
+    "a name that only begins so": ((("tmpfs", "/dev"), ("/srv", "/dev/dr")), ("/dev",), []),
+    "elsewhere": ((("tmpfs", "/dev"), ("/srv", "/data"), ("/dev/dri", "/mnt")), ("/dev",), []),
+}
+
+
+@pytest.mark.parametrize(("mounts", "tmpfs", "expected"), MOUNTS.values(), ids=MOUNTS)
+def test_nodes_that_would_lie_in_a_volume(
+    mounts: tuple[tuple[str, str], ...], tmpfs: tuple[str, ...], expected: list[str]
+) -> None:
+    """The nearest mount above a node decides; each that the volume lacks is warned of."""
+    nodes = tuple(Node(path, 10, 1, 0o666, 0, 0) for path in ("/dev/dri/card1", "/dev/nvidia0"))
+    found = grant.in_volumes(Container((), mounts=mounts, tmpfs=tmpfs), nodes)
+    assert [path for path, _ in found] == expected
+    assert all(f"left out {path}: it would lie in /dev" in text for path, text in found)
