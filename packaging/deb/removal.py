@@ -28,7 +28,8 @@ def main() -> None:
     print("gpuhook: these files still name it; a container that gets it by one of them will not start:")
     for path, engines in sorted(kept.items()):
         commands = " and ".join(f"`gpuhook unconfigure {engine} --restart`" for engine in engines)
-        print(f"  {path}: taken back by {commands}, before gpuhook is removed or after it is installed again")
+        print(f"  {path}: taken back by {commands}, before gpuhook is removed or after it is installed again;")
+        print("    a purge forgets how")
     for path in loose:
         print(f"  {path}: not written by `gpuhook configure`: take the entries out by hand, then restart the engine")
     if kept:
