@@ -336,6 +336,13 @@ def test_commands_with_debians_libraries(host: Host, packages: Built) -> None:
     assert words.split() == ["plain,configure", "plain,config"]
 
 
+def test_the_hook_for_docker_stays_when_gpuhook_alone_is_upgraded(packages: Built) -> None:
+    """It is a link and fits the next version: apt would remove it, and with it `docker run --gpus`, if it wanted one."""
+    command: list[str | Path] = ["dpkg-deb", "--field", packages.deb("gpuhook-docker-gpus"), "Depends"]
+    depends = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert depends == f"gpuhook (>= {packages.version})\n"
+
+
 HOOKED = """
 import json, sys
 folder, hook, group = sys.argv[1:]
