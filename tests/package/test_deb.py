@@ -337,7 +337,7 @@ def test_commands_with_debians_libraries(host: Host, packages: Built) -> None:
 
 
 def test_the_hook_for_docker_stays_when_gpuhook_alone_is_upgraded(packages: Built) -> None:
-    """It is a link and fits the next version; if it wanted one, apt would remove it, and `docker run --gpus` with it."""
+    """It is a link and fits the next version; wanting one, apt would remove it, and `docker run --gpus` with it."""
     command: list[str | Path] = ["dpkg-deb", "--field", packages.deb("gpuhook-docker-gpus"), "Depends"]
     depends = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert depends == f"gpuhook (>= {packages.version})\n"
