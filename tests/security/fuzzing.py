@@ -318,7 +318,15 @@ def _parsers() -> dict[str, Parser]:
         b"com.nvidia.volumes.needed\0nvidia_driver\0cdi.k8s.io/x\0nvidia.com/gpu=0,nvidia.com/gpu=all\0"
         b"/var/run/nvidia-container-devices/cdi/nvidia.com/gpu/0\0/dev/null\0DOCKER_RESOURCE_GPU\0GPU-1"
     )
-    gpu = {"index": 0, "uuid": "GPU-1", "minor": 0, "bus_id": "0:1:0.0", "name": "x", "brand": "tesla", "arch": [9, 0]}
+    gpu = {
+        "index": 0,
+        "uuid": "GPU-1",
+        "minor": 0,
+        "bus_id": "00000000:01:00.0",
+        "name": "x",
+        "brand": "tesla",
+        "arch": [9, 0],
+    }
     answer = {
         "driver": "535.1",
         "cuda": 12020,

@@ -177,6 +177,7 @@ OURS = {
     **dict.fromkeys(
         ("gpuhook_known", "gpuhook_format", "gpuhook_word", "gpuhook_arg", "gpuhook_newline", "gpuhook_count"), "1"
     ),
+    **dict.fromkeys(("gpuhook_status", "gpuhook_time"), "0"),
     **dict.fromkeys(("gpuhook_log", "gpuhook_log_format"), "{marks}/log"),
 }
 

@@ -32,7 +32,7 @@ _KILL_WAIT = 0.5  # seconds that a killed helper gets to go; one in uninterrupti
 _NOBODY = 65534
 _TEXT = 200  # characters of any text that NVML gives
 _UUID = re.compile(r"[A-Za-z0-9][A-Za-z0-9/_.-]*", re.ASCII)
-_BUS_ID = re.compile(r"[0-9A-Fa-f]{8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]", re.ASCII)
+_BUS_ID = re.compile(r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]", re.ASCII)
 _NODES = re.compile(r"nvidia(ctl|[0-9]+)|dxg", re.ASCII)
 
 _NOT_LOADED, _MISMATCH, _PERMISSION = 9, 18, 4  # nvmlReturn_t
