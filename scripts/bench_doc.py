@@ -1,7 +1,8 @@
 """bench_doc.py [JSON]: put the figures of a run of scripts/bench into docs/performance.md.
 
 The tables there stand between `<!-- figures of FILE -->` and `<!-- end -->`. JSON becomes FILE; without it FILE is read
-again. A test compares them with the file (tests/unit/test_performance.py), so that no figure is typed.
+again. Between `<!-- kept runs -->` and `<!-- end -->` is a line for each file that is kept. A test compares all with
+the files (tests/unit/test_performance.py), so that no figure is typed.
 """
 
 import json
@@ -12,6 +13,7 @@ from typing import Any
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/performance.md"
 MARKED = re.compile(r"<!-- figures of (\S+) -->\n.*?<!-- end -->", re.DOTALL)
+KEPT = re.compile(r"<!-- kept runs -->\n.*?<!-- end -->", re.DOTALL)
 
 
 def tables(report: dict[str, Any], name: str) -> str:
@@ -54,6 +56,26 @@ def tables(report: dict[str, Any], name: str) -> str:
     return "\n".join([*lines, "", "<!-- end -->"])
 
 
+def kept(folder: Path) -> str:
+    """The text between the other marks: a line for each run below `folder`, in the order of their names."""
+    lines = [
+        "<!-- kept runs -->",
+        "",
+        "| run | commit | rounds | T, ms | GPU create, added, ms | in T | CPU added, in T | 50 at once |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for path in sorted((folder / "bench").glob("*.json")):
+        report = json.loads(path.read_text())
+        (row,) = (item for item in report["rows"] if item["name"] == "create, GPU asked, record cached")
+        many = report["at once"]
+        lines.append(
+            f"| [{path.stem}](bench/{path.name}) | {report['versions']['commit']} | {report['rounds']} |"
+            f" {report['T']['wall']:.1f} | {row['added']:.1f} | {row['ratio']:.2f} | {row['cpu_ratio']:.2f} |"
+            f" {many['gpuhook'] / many['runc']:.2f} x |"
+        )
+    return "\n".join([*lines, "", "<!-- end -->"])
+
+
 def _verdict(value: float, bar: float) -> str:
     return "met" if value <= bar else "over"
 
@@ -65,7 +87,11 @@ def written(page: str, folder: Path, name: str = "") -> str:
         raise SystemExit(f"bench_doc.py: {PAGE} has no marks")
     name = name or found[1]
     text = tables(json.loads((folder / name).read_text()), name)
-    return page[: found.start()] + text + page[found.end() :]
+    page = page[: found.start()] + text + page[found.end() :]
+    found = KEPT.search(page)
+    if not found:
+        raise SystemExit(f"bench_doc.py: {PAGE} has no marks of kept runs")
+    return page[: found.start()] + kept(folder) + page[found.end() :]
 
 
 if __name__ == "__main__":
