@@ -24,6 +24,7 @@ class Grant:
     """What a container gets: GPUs and device nodes, of the driver that `record` describes.
 
     `compat`: the image's forward-compatibility libraries may be used, as the configuration and the GPUs' brands allow.
+    `apart`: the paths of nodes that would lie in a volume.
     """
 
     request: Request
@@ -32,6 +33,7 @@ class Grant:
     nodes: tuple[Node, ...]
     compat: bool
     warnings: tuple[str, ...]
+    apart: tuple[str, ...] = ()
 
 
 def decide(container: Container, config: Config, prefix: str) -> Grant | None:
@@ -69,6 +71,7 @@ def decide(container: Container, config: Config, prefix: str) -> Grant | None:
         *beside,
         *cards,
     )
+    apart, lost = in_volumes(container, granted)
     return Grant(
         request=asked,
         record=known,
@@ -80,7 +83,8 @@ def decide(container: Container, config: Config, prefix: str) -> Grant | None:
         + devices.left_out(asked, known.gpus)
         + devices.renumbered(asked, gpus)
         + warnings
-        + tuple([text for _, text in in_volumes(container, granted) if text]),
+        + lost,
+        apart=apart,
     )
 
 
@@ -115,27 +119,28 @@ def _control(config: Config, capabilities: tuple[str, ...], doubt: str) -> tuple
         raise
 
 
-def in_volumes(container: Container, granted: tuple[Node, ...]) -> tuple[tuple[str, str], ...]:
-    """The paths of nodes that would lie in a volume (`-v /dev/dri:/dev/dri`), where nothing is made, each with a
-    warning where the volume itself does not have that device."""
-    volumes = [
-        (source, path)
-        for source, path in container.mounts
-        if path not in container.tmpfs and (path == "/dev" or path.startswith("/dev/"))
-    ]
-    found = []
+def in_volumes(container: Container, granted: tuple[Node, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The paths of nodes that would lie in a volume (`-v /dev/dri:/dev/dri`), where nothing is made; and a warning for
+    each that the volume itself does not have."""
+    apart: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     for node in granted:
-        above = [(len(path), source, path) for source, path in volumes if node.path.startswith(f"{path}/")]
-        if not above or any(len(path) > max(above)[0] and node.path.startswith(f"{path}/") for path in container.tmpfs):
+        source, place = "", ""  # of the nearest mount; of several at one place the last
+        for one, at in container.mounts:
+            if at.startswith("/dev") and node.path.startswith(f"{at}/") and len(at) >= len(place):
+                source, place = one, at
+        if not place or place in container.tmpfs:
             continue
-        _, source, path = max(above)
+        apart += (node.path,)
         try:
-            has = posix.stat(source + node.path[len(path) :]).st_rdev == posix.makedev(node.major, node.minor)
+            has = posix.stat(source + node.path[len(place) :]).st_rdev == posix.makedev(node.major, node.minor)
         except (OSError, ValueError):
             has = False
-        text = f"left out {node.path}: it would lie in {path}, which the container mounts and which does not have it"
-        found.append((node.path, "" if has else text))
-    return tuple(found)
+        if not has:
+            warnings += (
+                f"left out {node.path}: it would lie in {place}, which the container mounts and which does not have it",
+            )
+    return apart, warnings
 
 
 def library_path(container: Container) -> tuple[str, ...]:

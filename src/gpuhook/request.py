@@ -296,11 +296,11 @@ def _capabilities(env: "dict[str, str]", config: "Config", warnings: "list[str]"
 
 
 def _unsupported(bad: "list[str]", supported: "tuple[str, ...]") -> GpuhookError:
+    from difflib import get_close_matches  # noqa: PLC0415 - the text of a refusal
+
     known = [word for word in bad if word.lower() in _KNOWN]
     reason = "this host's configuration does not allow" if known else "does not exist"
     word = known[0] if known else bad[0]
-    from difflib import get_close_matches  # noqa: PLC0415 - the text of a refusal
-
     near = [] if known else get_close_matches(word.lower()[:40], supported, 1)
     hint = f"did you mean {near[0]}? " if near else ""
     hint += f"separate these with commas: {', '.join((*sorted(supported), 'all'))}"

@@ -32,9 +32,12 @@ def main(argv: list[str], prefix: str) -> int:
     try:
         settings, distrust = _settings(prefix)
         log = Log(config.log_path(settings, prefix), settings.log_level)
-        command = cmdline.before(dialect(settings.low_level[0]), argv[1:])  # where an error is to be written
-        runtime = low_level(settings.low_level, argv[0])
-        command = cmdline.before(dialect(runtime), argv[1:])
+        try:
+            runtime = low_level(settings.low_level, argv[0])
+        except GpuhookError:
+            command = cmdline.before(dialect(settings.low_level[0]), argv[1:])  # where an error is to be written
+            raise
+        command = cmdline.before(dialect(runtime), argv[1:])  # the same
         command = cmdline.parse(dialect(runtime), argv[1:])
         if command.verb in cmdline.CREATING and not command.asks_help:
             edit(command, settings, distrust, prefix, log)
@@ -101,8 +104,7 @@ def write(
     Returns the paths of foreign hooks replaced. GpuhookError `dev-not-mounted`.
     """
     grant.check_dev(container)
-    apart = tuple([path for path, _ in grant.in_volumes(container, granted.nodes)])
-    spec.grant(granted.nodes, settings.dev_root, rootless=not config.is_host_root(), apart=apart)
+    spec.grant(granted.nodes, settings.dev_root, rootless=not config.is_host_root(), apart=granted.apart)
     orders = grant.orders(granted, container) + spec.orders()
     own = posix.environ.get(config.RUNTIME_DIR)  # where who is not root keeps the record
     kept = f"XDG_RUNTIME_DIR={own.decode('utf-8', 'surrogateescape')}" if own and not config.is_host_root() else ""
@@ -142,7 +144,10 @@ def link_number(node: Node, dev_root: str) -> None:
             posix.symlink(text, link)
         except FileExistsError:  # it leads nowhere: replaced in one step, because another start may be at it
             posix.symlink(text, new)
-            posix.rename(new, link)
+            try:
+                posix.rename(new, link)
+            except OSError:
+                posix.unlink(new)
     except OSError:
         pass
 

@@ -4,7 +4,7 @@ import json
 import os
 import posix
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from gpuhook import cmdline, config, grant, oci, shim
 from gpuhook.errors import EXIT_CODES, GpuhookError
 from gpuhook.log import Log
 from gpuhook.model import Gpu, Node, Record, Request
-from tests import bundles
+from tests import bundles, sandbox
 from tests.images import CHECKOUT
 
 ASKS = ["NVIDIA_VISIBLE_DEVICES=all"]
@@ -340,6 +340,31 @@ def test_a_defect_is_one_line_with_its_place(tmp_path: Path) -> None:
     assert found.reference == "internal"
     assert "IndexError: pop from empty list at " in found.message
     assert "test_shim_unit.py:" in found.message
+
+
+# --- /dev/char ----------------------------------------------------------------------------------------------------
+
+LINKS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "not there": (lambda link: None, "../nvidia0"),
+    "leads nowhere": (lambda link: link.symlink_to("../gone"), "../nvidia0"),
+    "leads somewhere": (lambda link: link.symlink_to("/dev"), "/dev"),
+    "a directory": (lambda link: link.mkdir(), ""),
+}
+
+
+@pytest.mark.parametrize(("made", "text"), LINKS.values(), ids=LINKS)
+def test_the_link_of_a_number(made: Callable[[Path], object], text: str) -> None:
+    """Made where there is none that leads anywhere, and nothing is left beside it."""
+
+    def names() -> list[tuple[str, str]]:
+        sandbox.mount("tmpfs", "/dev", "tmpfs")
+        link = Path("/dev/char/195:0")
+        link.parent.mkdir()
+        made(link)
+        shim.link_number(Node("/dev/nvidia0", 195, 0, 0o666, 0, 0), "/")
+        return [(path.name, os.readlink(path) if path.is_symlink() else "") for path in link.parent.iterdir()]
+
+    assert sandbox.apart(names, mounts=True) == [("195:0", text)]
 
 
 # --- the grant in the spec --------------------------------------------------------------------------------------
