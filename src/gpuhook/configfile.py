@@ -9,15 +9,30 @@ import os
 import posix
 import re
 import tomllib
-from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
 from gpuhook import config as hot
 from gpuhook import configtrust, fastpath, jsonio, linux, log, requirement, tomlerror
-from gpuhook.config import CAPABILITIES, LIMIT, Config
+from gpuhook.config import LIMIT, Config
+from gpuhook.configvalue import (
+    BadValueError,
+    Check,
+    absolute_path,
+    annotation_prefix,
+    boolean,
+    capabilities,
+    deep_path,
+    file_pattern,
+    list_of,
+    log_file,
+    nearest,
+    one_of,
+    program,
+    seconds,
+    shape,
+    variable,
+)
 from gpuhook.errors import GpuhookError, shown
-
-Check = Callable[[Any], Any]
 
 _MOST_PROBLEMS = 64  # that are looked for
 _MOST_PARTS = 100  # of a dotted key; the keys that there are have two
@@ -54,192 +69,33 @@ class Problem(NamedTuple):
         return f"{place}: {self.key}: {self.text}" if self.key else f"{place}: {self.text}"
 
 
-class BadValueError(Exception):
-    """A value that a key cannot take: what was found, what to write instead, and the part of it that is bad."""
-
-    def __init__(self, text: str, hint: str = "", part: str = "") -> None:
-        super().__init__(text)
-        self.text = text
-        self.hint = hint
-        self.part = part
-
-
-# --- checks of one value ------------------------------------------------------------------------------------------
-
-
-def _shape(item: object) -> str:
-    names = {bool: "true or false", int: "a whole number", float: "a number", str: "text", list: "a list"}
-    return names.get(type(item), "a table" if isinstance(item, dict) else "a date or time")
-
-
-def _text(item: object) -> str:
-    if not isinstance(item, str):
-        raise BadValueError(
-            f"must be text in quotes, is {_shape(item)} ({shown(item)})", f'write "{item}" in double quotes'
-        )
-    if not item.isprintable():
-        raise BadValueError(f"has unprintable characters: {shown(item)}", "", item)
-    return item
-
-
-def _boolean(item: object) -> bool:
-    if not isinstance(item, bool):
-        raise BadValueError(
-            f"must be true or false, is {_shape(item)} ({shown(item)})", "write true or false without quotes"
-        )
-    return item
-
-
-def _seconds(most: int) -> Check:
-    def check(item: object) -> int:
-        if not isinstance(item, int) or isinstance(item, bool):
-            raise BadValueError(
-                f"must be whole seconds, is {_shape(item)} ({shown(item)})", f"write a number from 1 to {most}"
-            )
-        if not 1 <= item <= most:
-            raise BadValueError(f"is {item}, and must be 1 to {most} seconds", f"write a number from 1 to {most}")
-        return item
-
-    return check
-
-
-def _one_of(*words: str) -> Check:
-    def check(item: object) -> str:
-        if _text(item) not in words:
-            raise BadValueError(f"is {shown(item)}, and must be one of: {', '.join(words)}", _nearest(str(item), words))
-        return str(item)
-
-    return check
-
-
-def _list(check: Check, least: int = 0, most: int = 64) -> Check:
-    def whole(item: object) -> tuple[str, ...]:
-        if not isinstance(item, list):
-            raise BadValueError(f"must be a list, is {_shape(item)} ({shown(item)})", 'write a list: ["one", "two"]')
-        if len(item) < least:
-            raise BadValueError("is an empty list", f"name at least {least}, or remove the key for the default")
-        if len(item) > most:
-            raise BadValueError(f"has {len(item)} entries, and at most {most} are taken")
-        return tuple(dict.fromkeys([check(entry) for entry in item]))
-
-    return whole
-
-
-def _path(item: object) -> str:
-    text = _text(item)
-    if not text.startswith("/"):
-        raise BadValueError(f"{shown(text)} is no absolute path", "write a path that starts with /", text)
-    if len(text) > 4095 or ".." in text.split("/"):
-        raise BadValueError(f"{shown(text)} has a .. in it or is too long", "write the path without detours", text)
-    return re.sub("/+", "/", text).rstrip("/") or "/"
-
-
-def _deep_path(item: object) -> str:
-    path = _path(item)
-    if path.count("/") < 2:
-        raise BadValueError(
-            f"{shown(item)} is too wide to be given to containers", "name something below it", str(item)
-        )
-    return path
-
-
-def _pattern(item: object) -> str:
-    text = _text(item)
-    if "/" in text or not text:
-        raise BadValueError(f"{shown(text)} is no file name", "write a file name, with * and ? where it varies", text)
-    if re.search(r"[^A-Za-z0-9._+*?-]", text):
-        raise BadValueError(
-            f"{shown(text)} has a character that patterns do not know", "* and ? are the only wildcards", text
-        )
-    if len(re.split(r"[*?]", text)[0]) < 3:
-        raise BadValueError(
-            f"{shown(text)} would match nearly every file", "begin with at least three plain characters", text
-        )
-    return text
-
-
-def _program(item: object) -> str:
-    text = _text(item)
-    if not re.fullmatch(fastpath.NAME, text) or text.rsplit("/", 1)[-1] in ("", ".", ".."):
-        raise BadValueError(f"{shown(text)} is no program name", "letters, digits and . _ + - / only", text)
-    if "/" in text and not text.startswith("/"):
-        raise BadValueError(
-            f"{shown(text)} is a relative path", "write a bare name, found in PATH, or an absolute path", text
-        )
-    if text.rsplit("/", 1)[-1].startswith("gpuhook"):
-        raise BadValueError(
-            f"{shown(text)} is gpuhook itself", "name the runtime that gpuhook stands for: runc or crun", text
-        )
-    return text
-
-
-def _capability(item: object) -> str:
-    text = _text(item)
-    if text not in (*CAPABILITIES, "all"):
-        raise BadValueError(
-            f"{shown(text)} is no capability; there are {', '.join(CAPABILITIES)} and all",
-            _nearest(text, CAPABILITIES),
-            text,
-        )
-    return text
-
-
-def _capabilities(item: object) -> tuple[str, ...]:
-    words = _list(_capability)(item)
-    return CAPABILITIES if "all" in words else tuple(sorted(words))
-
-
-def _variable(item: object) -> str:
-    text = _text(item)
-    if not re.fullmatch(fastpath.VARIABLE, text) or len(text) > 255:
-        raise BadValueError(
-            f"{shown(text)} is no name of a variable", "letters, digits and _ . - only, as in DOCKER_RESOURCE_GPU", text
-        )
-    return text
-
-
-def _annotation_prefix(item: object) -> str:
-    text = _text(item)
-    if not re.fullmatch(fastpath.PREFIX, text) or not 4 <= len(text) <= 255:
-        raise BadValueError(
-            f"{shown(text)} is no beginning of an annotation's name",
-            'write the domain and its slash: "cdi.k8s.io/"',
-            text,
-        )
-    return text
-
-
-def _log_file(item: object) -> str:
-    return _text(item) if item in ("", "none") else _path(item)
-
-
 KEYS = (
-    Key("runtime", "low-level", "low_level", _list(_program, least=1, most=16)),
-    Key("hook", "stage", "stage", _one_of("prestart", "createRuntime")),
-    Key("hook", "deadline", "deadline", _seconds(600)),
-    Key("driver", "driver-root", "driver_root", _path),
-    Key("driver", "dev-root", "dev_root", _path),
-    Key("driver", "proc-root", "proc_root", _path),
-    Key("driver", "sys-root", "sys_root", _path),
-    Key("driver", "library-dirs", "library_dirs", _list(_path)),
-    Key("driver", "extra-libraries", "extra_libraries", _list(_pattern)),
-    Key("driver", "excluded-libraries", "excluded_libraries", _list(_pattern)),
-    Key("driver", "sockets", "sockets", _list(_deep_path)),
-    Key("driver", "directories", "directories", _list(_deep_path)),
-    Key("driver", "nvml-deadline", "nvml_deadline", _seconds(120)),
-    Key("driver", "make-nodes", "make_nodes", _boolean),
-    Key("request", "accept-env-when-unprivileged", "accept_env_when_unprivileged", _boolean),
-    Key("request", "accept-devices-as-volume-mounts", "accept_devices_as_volume_mounts", _boolean),
-    Key("request", "accept-label-annotations", "accept_label_annotations", _boolean),
-    Key("request", "annotation-prefixes", "annotation_prefixes", _list(_annotation_prefix, most=16)),
-    Key("request", "swarm-resources", "swarm_resources", _list(_variable, most=16)),
-    Key("request", "legacy-images", "legacy_images", _boolean),
-    Key("request", "supported-driver-capabilities", "supported_capabilities", _capabilities),
-    Key("requirement", "policy", "policy", _one_of(*requirement.POLICIES)),
-    Key("requirement", "allow-disable-require", "allow_disable_require", _boolean),
-    Key("requirement", "cuda-compat", "cuda_compat", _one_of("path", "off")),
-    Key("log", "file", "log_file", _log_file),
-    Key("log", "level", "log_level", _one_of(*log.LEVELS)),
+    Key("runtime", "low-level", "low_level", list_of(program, least=1, most=16)),
+    Key("hook", "stage", "stage", one_of("prestart", "createRuntime")),
+    Key("hook", "deadline", "deadline", seconds(600)),
+    Key("driver", "driver-root", "driver_root", absolute_path),
+    Key("driver", "dev-root", "dev_root", absolute_path),
+    Key("driver", "proc-root", "proc_root", absolute_path),
+    Key("driver", "sys-root", "sys_root", absolute_path),
+    Key("driver", "library-dirs", "library_dirs", list_of(absolute_path)),
+    Key("driver", "extra-libraries", "extra_libraries", list_of(file_pattern)),
+    Key("driver", "excluded-libraries", "excluded_libraries", list_of(file_pattern)),
+    Key("driver", "sockets", "sockets", list_of(deep_path)),
+    Key("driver", "directories", "directories", list_of(deep_path)),
+    Key("driver", "nvml-deadline", "nvml_deadline", seconds(120)),
+    Key("driver", "make-nodes", "make_nodes", boolean),
+    Key("request", "accept-env-when-unprivileged", "accept_env_when_unprivileged", boolean),
+    Key("request", "accept-devices-as-volume-mounts", "accept_devices_as_volume_mounts", boolean),
+    Key("request", "accept-label-annotations", "accept_label_annotations", boolean),
+    Key("request", "annotation-prefixes", "annotation_prefixes", list_of(annotation_prefix, most=16)),
+    Key("request", "swarm-resources", "swarm_resources", list_of(variable, most=16)),
+    Key("request", "legacy-images", "legacy_images", boolean),
+    Key("request", "supported-driver-capabilities", "supported_capabilities", capabilities),
+    Key("requirement", "policy", "policy", one_of(*requirement.POLICIES)),
+    Key("requirement", "allow-disable-require", "allow_disable_require", boolean),
+    Key("requirement", "cuda-compat", "cuda_compat", one_of("path", "off")),
+    Key("log", "file", "log_file", log_file),
+    Key("log", "level", "log_level", one_of(*log.LEVELS)),
 )
 SECTIONS = tuple(dict.fromkeys(key.section for key in KEYS))
 
@@ -310,7 +166,7 @@ def parse(data: bytes) -> Parsed:
         if section not in SECTIONS:
             problems.append(_unknown_section(lines, section))
         elif not isinstance(table, dict):
-            text = f"must be a section, is {_shape(table)}"
+            text = f"must be a section, is {shape(table)}"
             problems.append(Problem(find(lines, "", section), section, text, f"write [{section}] and its keys below"))
         else:
             problems += _read_section(lines, section, table, given)
@@ -382,7 +238,7 @@ def _unknown_section(lines: list[str], section: str) -> Problem:
     if home:
         return Problem(line, section, "stands outside of its section", f"write it below [{home[0].split('.')[0]}]")
     known = "there are " + ", ".join(f"[{name}]" for name in SECTIONS)
-    return Problem(line, shown(section)[1:-1], "no such section", _nearest(section, SECTIONS, known))
+    return Problem(line, shown(section)[1:-1], "no such section", nearest(section, SECTIONS, known))
 
 
 def _unknown_key(lines: list[str], section: str, name: str) -> Problem:
@@ -391,7 +247,7 @@ def _unknown_key(lines: list[str], section: str, name: str) -> Problem:
         hint = f"{name} belongs below [{home[0]}]"
     else:
         here = tuple(key.name for key in KEYS if key.section == section)
-        hint = _nearest(name, here) or _elsewhere(name) or f"there are {', '.join(here)}"
+        hint = nearest(name, here) or _elsewhere(name) or f"there are {', '.join(here)}"
     return Problem(find(lines, section, name), f"{section}.{shown(name)[1:-1]}", "no such key", hint)
 
 
@@ -400,12 +256,6 @@ def _elsewhere(name: str) -> str:
     near = difflib.get_close_matches(name.lower().replace("_", "-"), [key.name for key in KEYS], 1)
     key = next((key for key in KEYS if key.name in near), None)
     return f"did you mean {key.dotted} (below [{key.section}])" if key else ""
-
-
-def _nearest(word: str, words: tuple[str, ...], known: str = "") -> str:
-    """`did you mean X`; `known` where none is near."""
-    near = difflib.get_close_matches(word.lower().replace("_", "-"), words, 1)
-    return f"did you mean {near[0]}" if near else known
 
 
 def find(lines: list[str], section: str, key: str, part: str = "") -> int:

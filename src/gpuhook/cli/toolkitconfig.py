@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 from gpuhook import configfile
 from gpuhook.config import CAPABILITIES
-from gpuhook.configfile import BadValueError, Parsed
+from gpuhook.configfile import Parsed
+from gpuhook.configvalue import BadValueError
 from gpuhook.engines import tomledit
 from gpuhook.engines.model import Set
 
