@@ -12,9 +12,9 @@ import stat
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from gpuhook import elf, image, ldcache, linux
+from gpuhook import elf, image, ldcache
 from gpuhook.config import Config
-from gpuhook.driver import capabilities, data, places
+from gpuhook.driver import capabilities, data, places, programs
 from gpuhook.driver.tree import Place, Tree
 from gpuhook.errors import GpuhookError
 from gpuhook.model import DriverFile, replace
@@ -27,8 +27,6 @@ _KINDS = ("library", "binary", "firmware", "data")
 # What a broken loader's cache or a directory gone wild may have. Each start reads the record of all that was found.
 _MAX_DIRECTORIES = 512  # a desktop's loader knows about twenty
 _MAX_LIBRARIES = 1024  # a driver has about sixty, and as many of 32 bits
-_MAX_FIRMWARE = 64  # files; a driver has two
-_MAX_PATH = 4096  # bytes of the kernel's parameter
 # Where the libraries of 32-bit programs lie, besides the directories that the loader's cache names for them.
 _NARROW_DIRS = {
     "x86-64": (
@@ -96,12 +94,14 @@ def discover(config: Config, version: str, machine: str = "") -> Found:
     search.add_links()
     if version:
         libraries = list(found.files)
-        _binaries(tree, found, data.homes(libraries))
-        _firmware(config, tree, found, version)
-        looked = data.look(tree, version, found.machine, libraries)
-        found.files += looked.files
-        found.watch |= looked.watch
-        found.left_out += looked.left_out
+        for looked in (
+            programs.binaries(tree, data.homes(libraries)),
+            programs.firmware(tree, config.sys_root, version),
+            data.look(tree, version, found.machine, libraries),
+        ):
+            found.files += looked.files
+            found.watch |= looked.watch
+            found.left_out += looked.left_out
     found.watch |= tree.passed | {file.path for file in found.files} | {places.LOADER_CACHE}
     found.watch = places.needed(tree, found.watch)
     found.files.sort(key=lambda file: (_KINDS.index(file.kind), file.bits == 32, file.target or file.name))
@@ -357,56 +357,3 @@ def _untrusted(config: Config, path: str, reason: str) -> GpuhookError:
         f"the driver's library {root}{path} cannot be given to a container: {reason}",
         "make the file and each directory above it root's and writable by root alone (chown root, chmod go-w)",
     )
-
-
-# --- binaries and firmware ----------------------------------------------------------------------------------------
-
-
-def _binaries(tree: Tree, found: Found, homes: list[str]) -> None:
-    """The programs, those beside the libraries first: another driver's may lie in /usr/bin."""
-    directories = [*(f"{home}/bin" for home in homes), *capabilities.BINARY_DIRS]
-    for directory in directories:
-        place = tree.find(directory)
-        found.watch.add(directory if place is None else place.path)
-    for name, capability in capabilities.BINARIES.items():
-        for directory in directories:
-            place = tree.find(f"{directory}/{name}")
-            if place is None or not stat.S_ISREG(place.status.st_mode):
-                continue
-            if place.untrusted:
-                found.left_out.append((place.path, place.untrusted))
-                continue
-            found.files.append(DriverFile(place.path, "binary", capability, name, place.id))
-            break
-
-
-def _firmware(config: Config, tree: Tree, found: Found, version: str) -> None:
-    """The GPU's firmware, from where the kernel would load it (firmware_class, its parameter `path` first)."""
-    names: set[str] = set()
-    for base in (*_custom_firmware(config), *capabilities.FIRMWARE_DIRS):
-        directory = tree.find(f"{base.replace('RELEASE', posix.uname().release)}/nvidia/{version}")
-        if directory is None:
-            continue
-        found.watch.add(directory.path)
-        for name in tree.names(directory.path):
-            if not fnmatchcase(name, "gsp*.bin") or name in names or len(names) >= _MAX_FIRMWARE:
-                continue
-            place = tree.find(f"{directory.path}/{name}")
-            if place is None or not stat.S_ISREG(place.status.st_mode):
-                continue
-            if place.untrusted:
-                found.left_out.append((place.path, place.untrusted))
-                continue
-            names.add(name)
-            # a host may have it anywhere (the Nix store, /home of COS); a container has it where programs look
-            target = f"/lib/firmware/nvidia/{version}/{name}"
-            found.files.append(DriverFile(place.path, "firmware", capabilities.EVERY, name, place.id, target=target))
-
-
-def _custom_firmware(config: Config) -> tuple[str, ...]:
-    try:
-        name = f"{config.sys_root.rstrip('/')}/sys/module/firmware_class/parameters/path"
-        path = linux.read_file(name, _MAX_PATH).decode().strip()
-    except (OSError, UnicodeDecodeError):
-        return ()
-    return (path,) if path.startswith("/") else ()
